@@ -16,9 +16,9 @@ class BatchStage(BaseModel, extra="forbid", frozen=True, strict=True, use_attrib
     """Describe a smaller batch, used for a while at the start of training."""
 
     tokens: PositiveInt
-    """Tokens that it lasts, and then on to the next step at which the sequences consumed divide by the next size."""
+    """Tokens that the stage lasts, rounded up to a step at which the next size divides the sequences consumed."""
     global_batch_size: PositiveInt
-    """Sequences per optimizer step meanwhile; a divisor of the next stage's."""
+    """Sequences per optimizer step during the stage; a divisor of the next stage's."""
 
 
 @dataclass(frozen=True)
@@ -46,10 +46,10 @@ class BatchPlan:
 
     @cached_property
     def stages(self) -> tuple[Stage, ...]:
-        """Return the stages of the warm-up and the full batch, which lasts for ever.
+        """Return the stages of the warm-up, then the full batch, which never ends.
 
-        A stage begins where the samples consumed divide by its batch size, so its steps take the same blocks of
-        samples as those of a run that has this batch size from the start.
+        A stage begins where its batch size divides the samples consumed, so its steps take the same blocks of samples
+        as a run that has this batch size from the start.
         """
         stages: list[Stage] = []
         step = sample = 0

@@ -1,7 +1,8 @@
-"""Find where documents begin, in many stretches of a token stream at once.
+"""Find where documents begin, for many ranges of a token stream at once.
 
-The offsets lie in an index file, memory-mapped and not aligned to 8 bytes, so numpy's own search would copy all of
-them. Every n-th is kept in memory instead, which leaves n to look at; there, all stretches are searched together.
+The offsets lie in a memory-mapped index file and are not aligned to 8 bytes, so numpy's own search would copy all of
+them. Instead, every n-th offset is kept in memory, which narrows a search down to n offsets; there, all ranges are
+searched together.
 """
 
 from typing import Protocol
@@ -12,7 +13,7 @@ import numpy.typing as npt
 Int64s = npt.NDArray[np.int64]
 
 KEPT = 2**14
-"""About so many offsets stay in memory, 8 bytes each."""
+"""Approximate number of offsets kept in memory, 8 bytes each."""
 
 
 class Documents(Protocol):
@@ -34,14 +35,14 @@ class Boundaries:
         self._kept = np.ascontiguousarray(offsets[:: self._stride])
 
     def within(self, first: Int64s, last: Int64s) -> tuple[Int64s, Int64s]:
-        """Return the offsets that lie strictly between `first` and `last`, of each of n stretches, end to end.
+        """Return the offsets that lie strictly between `first` and `last` of each of n ranges, concatenated.
 
         Args:
             first: [n].
             last: [n], greater than `first`.
 
         Returns:
-            For each offset, the stretch that it lies in (ascending) and the offset.
+            The number of each offset's range (ascending), and the offsets.
         """
         below = self._below(np.concatenate([first + 1, last]))
         begin, counts = below[: len(first)], below[len(first) :] - below[: len(first)]

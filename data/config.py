@@ -14,16 +14,16 @@ from plumbline.data.tasks.kinds import AnyTaskConfig
 
 
 class WeightChange(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
-    """Give a source another weight from some point of training on."""
+    """Change the weight of a source at some point of training."""
 
     tokens: int = Field(ge=1)
     """Tokens of training, over all sources, after which the weight changes."""
 
     weight: float = Field(ge=0, le=1e18, allow_inf_nan=False)
-    """The weight then; 0 ends the source."""
+    """The new weight; 0 ends the source."""
 
     over: int = Field(default=0, ge=0)
-    """Tokens over which the weight goes there in a straight line. 0: at once."""
+    """Tokens over which the weight changes linearly. 0: at once."""
 
 
 class SourceConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
@@ -32,21 +32,21 @@ class SourceConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attr
     path: HomePath | list[HomePath] | None = None
     """A corpus folder made by launcher/prepare.py, or the PREFIX of any Megatron-LM PREFIX.bin/PREFIX.idx pair; a
     folder, a glob or a list of such pairs is read as one, sorted by path. All may be URLs: s3://, gs://, hf://,
-    https:// and what else fsspec knows. Give this or task."""
+    https:// or any other protocol of fsspec. Give this or task."""
 
     task: AnyTaskConfig | None = Field(default=None, discriminator="name")
     """A task, for example {name: retrieval, pairs: 16}; see data/tasks/README.md. Give this or path."""
 
     weight: float = Field(default=1.0, ge=0, le=1e18, allow_inf_nan=False)
-    """Share of the samples, relative to the other sources; the sum need not be 1. 0 only where `weight_changes` says
-    when the source joins."""
+    """Share of the samples, relative to the other sources; the sum need not be 1. 0 needs `weight_changes` to say when
+    the source joins."""
 
     weight_changes: list[WeightChange] = []
-    """Other weights later on, each after the one before: a cooldown or a continued run on another mixture."""
+    """Later weights, in ascending order of tokens: for a cooldown or a continued run on another mixture."""
 
     max_epochs: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    """How often the source is read at most; its weight then goes to the others, in proportion to theirs. None: without
-    end, but a run that would read a corpus more than 40 times is refused."""
+    """The most epochs that the source is read; its weight then goes to the others, in proportion to theirs. None: no
+    limit, but a run that would read a corpus more than 40 times is refused."""
 
     name: str | None = None
     """Label in metrics (eval/NAME/loss); the last part of `path`, or the task's name, when not given."""
@@ -75,7 +75,7 @@ class SourceConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attr
         return self
 
     def changes(self, length: int) -> tuple[tuple[int, float], ...]:
-        """Return from which sample of `length` tokens on the weight is another, and which."""
+        """Return (sample, weight) for each change: the first sample of `length` tokens with the new weight."""
         written = []
         for change in self.weight_changes:
             first, end = -(-change.tokens // length), -(-(change.tokens + change.over) // length)
@@ -84,7 +84,7 @@ class SourceConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attr
 
     @property
     def paths(self) -> list[str]:
-        """Return all that `path` lists."""
+        """Return `path` as a list."""
         return [self.path] if isinstance(self.path, str) else self.path or []
 
     @property
@@ -104,8 +104,8 @@ class DataConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attrib
     """Corpora to train on; each sample comes from exactly one of them."""
 
     validation: list[SourceConfig] = Field(default=[], json_schema_extra={"shapes": "course"})
-    """Corpora to evaluate on, each by its held-out split (a bare Megatron pair and a file of examples have none: all
-    is read). Empty: the held-out split of every training corpus."""
+    """Corpora to evaluate on, each by its held-out split (a bare Megatron pair and a file of examples have none and are
+    read whole). Empty: the held-out split of every training corpus."""
 
     sequence_length: int = Field(ge=1, le=2**31)
     """Tokens per sample (T); each sample of text reads T + 1 tokens so that every position has a target."""
@@ -114,24 +114,24 @@ class DataConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attrib
     """Sequences per optimizer step, over all ranks and accumulation steps."""
 
     batch_size_warmup: list[BatchStage] = []
-    """Stages of smaller batches before `global_batch_size`, each a divisor of the next. The batch that does no harm is
-    small at first and grows (arXiv 2505.23971). schedule.lr_scaling says what becomes of the learning rate."""
+    """Stages of smaller batches before `global_batch_size`, each a divisor of the next. The largest batch that costs no
+    quality is small at first and grows (arXiv 2505.23971). schedule.lr_scaling sets the learning rate meanwhile."""
 
     micro_batch_size: int = Field(ge=1, json_schema_extra={"shapes": "nothing"})
-    """At most so many sequences per rank and forward pass; where these do not cut the batch evenly, the next smaller
-    number that does. Lower it when memory runs out: the training result does not change."""
+    """Most sequences per rank and forward pass; if that does not divide the batch evenly, the next smaller number that
+    does is used. Lower it when memory runs out: the training result does not change."""
 
     packing: Literal["concat", "best_fit"] = "concat"
-    """How documents fill samples of training. concat: end to end, cut every `sequence_length` tokens; nothing is
-    padded. best_fit: whole, where they fit, several to a sample (arXiv 2404.10830); model.document_mask is then on
-    unless it is given. Held-out text is read end to end either way."""
+    """How documents fill training samples. concat: end to end, cut every `sequence_length` tokens; nothing is padded.
+    best_fit: several whole documents to a sample where they fit (arXiv 2404.10830); model.document_mask is then on by
+    default. Held-out text is read end to end either way."""
 
     cache: CacheConfig = Field(default=CacheConfig(), json_schema_extra={"shapes": "nothing"})
-    """Where the parts of corpora at a URL are kept on this machine, and how much of them."""
+    """Where parts of corpora at URLs are kept on this machine, and how many bytes of them."""
 
     reader_threads: int = Field(default=1, ge=1, json_schema_extra={"shapes": "nothing"})
-    """Threads that read ahead, on each rank. One reads millions of tokens per second from a local disk; more hide the
-    latency of a slow one."""
+    """Threads that read ahead, on each rank. One thread reads millions of tokens per second from a local disk; more
+    hide the latency of a slow one."""
 
     @validator(mode="after")
     def _check(self) -> "DataConfig":
@@ -146,12 +146,12 @@ class DataConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attrib
 
     @property
     def batch_plan(self) -> BatchPlan:
-        """Return the plan of which samples and tokens each step takes."""
+        """Return the plan that says which samples and tokens each step takes."""
         return BatchPlan(self.global_batch_size, self.sequence_length, tuple(self.batch_size_warmup))
 
     @property
     def held_out_tasks(self) -> dict[str, SourceConfig]:
-        """Return the tasks among the sources of evaluation, by label."""
+        """Return the evaluation sources that are tasks, by label."""
         own = [source for source in self.train if source.task is not None and source.task.holds_out]
         return {source.label: source for source in self.validation or own if source.task is not None}
 
@@ -174,8 +174,8 @@ class DataConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attrib
         """Return the forward passes per rank and optimizer step, after the batch-size warm-up.
 
         Raises:
-            ValueError: `global_batch_size` is not a multiple of `world_size`, or a batch of the warm-up is not one of
-                `micro_batch` x `world_size`.
+            ValueError: `global_batch_size` is not a multiple of `world_size`, or a batch of the warm-up is not a
+                multiple of `micro_batch` x `world_size`.
         """
         micro_batch = self.micro_batch(world_size)
         per_pass = micro_batch * world_size

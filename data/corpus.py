@@ -1,9 +1,9 @@
 """Open a tokenized corpus: a folder made by launcher/prepare.py, or any Megatron-LM `PREFIX.bin`/`PREFIX.idx` pairs.
 
-A corpus folder is `train.bin/.idx`, `validation.bin/.idx`, `tokenizer/` and `corpus.json`, the manifest that says what
-the others must be; it may name several pairs for a split. Opening a folder compares sizes, and reads no token;
-preparation/verifying.py reads every byte. For bare pairs no manifest vouches, so their indices are read whole. A folder
-that is opened by a URL is read by way of a cache, and each part of it is checked when it arrives (remote/).
+A corpus folder is `train.bin/.idx`, `validation.bin/.idx`, `tokenizer/` and `corpus.json`, the manifest that states
+sizes and checksums of the other files; a split may have several pairs. Opening a folder compares sizes and reads no
+token; preparation/verifying.py reads every byte. Bare pairs have no manifest, so their indices are read whole. A folder
+at a URL is read through a cache, and each part of it is checked when it arrives (remote/).
 """
 
 import math
@@ -35,7 +35,7 @@ CorpusPath = str | Path | Sequence[str]
 
 @dataclass(frozen=True)
 class Split:
-    """Read one stream of tokens in windows: a corpus's training part or its held-out part.
+    """Read one split of a corpus, training or held-out, as windows of tokens.
 
     Window k covers tokens [k*T, k*T + T + 1): T inputs, and the same tokens one later as targets. Neighbours share one
     token, so every token of the stream but the first is a target exactly once.
@@ -44,7 +44,7 @@ class Split:
     name: str
     indexed: Tokens
     source_bytes: int | None
-    """UTF-8 bytes of source text; None when unknown (a bare Megatron-LM pair)."""
+    """UTF-8 bytes of source text, or None if unknown (a bare Megatron-LM pair)."""
     has_answers: ClassVar[bool] = False
 
     def __str__(self) -> str:
@@ -98,7 +98,7 @@ class Split:
         return Window(tokens[:-1], tokens[1:], begins)
 
     def pieces(self, number: int, length: int) -> list[Piece]:
-        """Return what has to be fetched to read window `number`, in order; nothing of a local corpus."""
+        """Return the pieces to fetch before window `number` can be read, in order; none for a local corpus."""
         return pieces_of(self.indexed, number * length, number * length + length + 1)
 
     def fill(self, rows: Rows, where: Int64s, numbers: Int64s) -> None:
@@ -108,7 +108,7 @@ class Split:
         lasts = np.minimum(starts + length, self.num_tokens - 1)
         tokens = self.indexed.read_all(starts, lasts - starts + 1)
         if len(tokens) == len(numbers) * (length + 1):
-            table = tokens.reshape(len(numbers), length + 1)  # as on disk: widened for all rows at once
+            table = tokens.reshape(len(numbers), length + 1)  # in the dtype on disk: widened for all rows at once
             rows.inputs[where], rows.labels[where] = table[:, :-1], table[:, 1:]
         else:  # a window at the end of the split is shorter
             stops = np.cumsum(lasts - starts + 1).tolist()
@@ -118,19 +118,19 @@ class Split:
         rows.begins.append((where * length - starts)[window] + begins)
 
     def bits_per_byte(self, loss: float) -> float | None:
-        """Return the loss in bits x the split's tokens per byte of source text; None when the bytes are unknown."""
+        """Return the loss in bits per byte of source text, or None if the bytes are unknown."""
         return None if not self.source_bytes else loss / math.log(2) * self.num_tokens / self.source_bytes
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """Hold an open corpus; what bare Megatron-LM pairs do not state is None, and their only split is "train"."""
+    """Hold an open corpus; for bare Megatron-LM pairs, unknown facts are None and the only split is "train"."""
 
     name: str
     path: Path | str
     """Where it was opened."""
     fingerprint: str
-    """Identifies the tokens themselves, wherever the files lie: one input of the order of samples."""
+    """Identifies the tokens, wherever the files lie; one of the inputs to the order of samples."""
     splits: Mapping[str, Split]
     vocab_size: int | None = None
     eos_token_id: int | None = None
@@ -150,17 +150,17 @@ class Corpus:
 def open_corpus(path: CorpusPath, cache: CacheConfig | None = None) -> Corpus:
     """Open a corpus folder, or bare pairs of Megatron-LM as one.
 
-    A prefix (with or without .bin/.idx) is one pair. A folder without corpus.json and a glob are all pairs that are
-    there, and a list is all that it names, sorted by path.
+    A prefix (with or without .bin/.idx) opens one pair. A folder without corpus.json, a glob or a list opens all pairs
+    that it contains, sorted by path.
 
     Args:
-        path: where it is, here or at a URL.
-        cache: where the parts of one at a URL are kept.
+        path: where it is, on this machine or at a URL.
+        cache: where parts of a corpus at a URL are kept.
 
     Raises:
         NoCorpusError: it is missing.
         ValueError: it is truncated or damaged; the message names the file and the remedy.
-        OSError: it is at a URL, and cannot be had.
+        OSError: it is at a URL and cannot be fetched.
     """
     if isinstance(path, str | Path):
         folder = folder_at(path, cache)
@@ -187,7 +187,7 @@ def _as_path(path: str) -> Path | str:
 
 
 def folder_at(path: str | Path, cache: CacheConfig | None = None) -> CorpusFolder:
-    """Return what reads a folder, here or at a URL, whatever is in it.
+    """Return a reader for a folder on this machine or at a URL, whatever is in it.
 
     Raises:
         ValueError: the URL holds a password.
@@ -204,7 +204,7 @@ def _no_corpus(path: Path) -> str:
 
 
 def corpora_beside(path: Path) -> str:
-    """Say which folders beside a path are corpora, for whoever has mistyped it."""
+    """Return a hint that names the corpora beside a path, which may be mistyped."""
     known = sorted(str(manifest.parent) for manifest in path.parent.glob(f"*/{MANIFEST}"))
     return f"corpora beside it: {', '.join(known) or 'none'}"
 
@@ -260,7 +260,7 @@ def _tokens(folder: CorpusFolder, name: str, manifest: Manifest, files: Mapping[
 
 
 def _shard_facts(folder: CorpusFolder, prefix: str, files: Mapping[str, FileFacts], itemsize: int) -> ShardFacts:
-    """Return what the manifest says of one pair."""
+    """Return what the manifest says about one pair."""
     missing = [name for name in (f"{prefix}.bin", f"{prefix}.idx") if name not in files]
     if missing:
         raise ValueError(
@@ -272,7 +272,7 @@ def _shard_facts(folder: CorpusFolder, prefix: str, files: Mapping[str, FileFact
 
 
 def read_manifest(path: str | Path, cache: CacheConfig | None = None) -> Manifest:
-    """Parse corpus.json of a folder, here or at a URL.
+    """Parse corpus.json of a folder on this machine or at a URL.
 
     Raises:
         OSError: there is none.
@@ -294,7 +294,7 @@ def _parse_manifest(folder: CorpusFolder) -> Manifest:
 
 
 def fingerprint_of(manifest: Manifest) -> str:
-    """Return the identity of the tokens of a manifest's splits."""
+    """Return the fingerprint of the tokens in a manifest's splits."""
     files = manifest.files
     if not any(len(counts.shards) > 1 for counts in manifest.splits.values()):
         return _fingerprint({name: record.xxh3_64 for name, record in files.items()})
@@ -307,6 +307,6 @@ def fingerprint_of(manifest: Manifest) -> str:
 
 
 def _fingerprint(checksums: Mapping[str, str]) -> str:
-    """Return sixteen hex digits made from the checksums of a corpus's files."""
+    """Return sixteen hex digits that hash the checksums of a corpus's files."""
     lines = "\n".join(f"{name} {checksums[name]}" for name in sorted(checksums))
     return xxhash.xxh3_64_hexdigest(lines.encode())

@@ -10,34 +10,34 @@ from plumbline.data.finding import next_document
 from plumbline.data.indexed import Int64s, Integers
 
 BLOCK = 2**22
-"""Tokens that are read at a time."""
+"""Tokens read at a time."""
 
 BLOCKS = 64
-"""Blocks that are counted at most, spread evenly over a larger split: 268 million tokens."""
+"""Most blocks that are counted, spread evenly over a larger split: 268 million tokens."""
 
 
 @dataclass(frozen=True)
 class Counts:
-    """Hold what was counted in some tokens of a split, of documents of which the first token is among them."""
+    """Hold counts over some tokens of a split, and over the documents that begin among them."""
 
     tokens: int
-    """Number of tokens that were counted: all, or `BLOCKS` blocks of them."""
+    """Number of tokens counted: all, or `BLOCKS` blocks of them."""
     ids: Int64s
-    """[n]: the token ids that occur, in their order."""
+    """[n]: the token ids that occur, ascending."""
     by_id: Int64s
     """[n]: how often each occurs."""
     by_length: Int64s
-    """[k + 1]: documents of no tokens, then of 2^(k-1) to 2^k - 1 tokens."""
+    """[k + 1]: number of documents of no tokens, then of 2^(k-1) to 2^k - 1 tokens."""
 
     @property
     def lengths(self) -> list[tuple[int, int, int]]:
-        """Return shortest, longest and number of the documents of each power of two, from the first that has any."""
+        """Return (shortest, longest, documents) for each power of two, from the first that has any."""
         (there,) = np.nonzero(self.by_length)
         powers = range(int(there[0]), int(there[-1]) + 1) if there.size else ()
         return [(1 << power >> 1, (1 << power) - 1, int(self.by_length[power])) for power in powers]
 
     def frequent(self, most: int) -> list[tuple[int, int]]:
-        """Return the ids that occur most often, at most so many, with how often."""
+        """Return up to `most` of the most frequent ids, each with its count."""
         first = np.argsort(-self.by_id, kind="stable")[:most]
         return [*zip(self.ids[first].tolist(), self.by_id[first].tolist(), strict=True)]
 
@@ -82,7 +82,7 @@ def _occurring(tokens: Integers) -> tuple[Int64s, Int64s]:
 
 
 def _sum(some: Int64s, more: Int64s) -> Int64s:
-    """Return the sums of two rows of counts, of which either may be the longer one."""
+    """Add two rows of counts; either may be the longer one."""
     total = np.zeros(max(len(some), len(more)), np.int64)
     total[: len(some)] += some
     total[: len(more)] += more

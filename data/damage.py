@@ -1,4 +1,4 @@
-"""Name the file that cannot be read: one kind of error for whatever a damaged file makes its readers raise."""
+"""Turn the many errors that a damaged file can cause into one kind, which names the file."""
 
 import re
 from collections.abc import Iterator
@@ -12,10 +12,10 @@ class DamagedFileError(ValueError):
 
 @contextmanager
 def reading(path: Path | str, remedy: str = "") -> Iterator[None]:
-    """Turn whatever goes wrong while a file or folder is read into a DamagedFileError that names it.
+    """Turn any error while a file or folder is read into a DamagedFileError that names it.
 
-    What somebody else wrote, or a crash left, may hold anything; the libraries that read it raise as many kinds of
-    errors as there are ways to be wrong. Errors that name the path themselves pass.
+    A file from elsewhere, or one that a crash left, may hold anything, and the libraries that read it raise all kinds
+    of errors. Errors that name the path themselves pass unchanged.
 
     Args:
         path: what is read.
@@ -32,11 +32,11 @@ def reading(path: Path | str, remedy: str = "") -> Iterator[None]:
 
 
 def in_words(error: Exception) -> str:
-    """Return the first line of an error in words for users."""
+    """Return the first line of an error, worded for users."""
     if isinstance(error, KeyError):
         return f"{error} is missing"
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
     lines = str(error).strip().splitlines() or [type(error).__name__]
-    first = " ".join(lines[: 1 + lines[0].endswith(":")])  # what it announces so is in the next line
+    first = " ".join(lines[: 1 + lines[0].endswith(":")])  # the text after a colon is in the next line
     return re.sub(r"\s+", " ", first)[:300]

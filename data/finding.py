@@ -1,7 +1,7 @@
 """Find the documents and examples of a training split that contain a text, and the windows that hold them.
 
-Text is looked for in pieces of the tokens, whatever documents they are of, so memory does not grow with the corpus.
-Which samples read a window is `TrainOrder.samples_of`.
+The tokens are searched in pieces, regardless of documents, so memory does not grow with the corpus.
+`TrainOrder.samples_of` tells which samples read a window.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -17,16 +17,16 @@ from plumbline.data.tasks.source import TaskStream
 from plumbline.data.tokenizers import Decoder
 
 BLOCK = 2**22
-"""Tokens that are searched by their bytes at a time."""
+"""Tokens searched by their bytes at a time."""
 
 PIECE, PIECES = 2**13, 2**7
-"""Tokens that are decoded in one piece, and pieces that are decoded at a time."""
+"""Tokens decoded in one piece, and pieces decoded at a time."""
 
 MARGIN = 16
-"""Tokens more on either side of a piece: what stands first or last in a text may be decoded otherwise."""
+"""Extra tokens on either side of a piece: the first and last tokens of a text may decode differently."""
 
 PLACES = 1000
-"""Places of a text that are looked for in one document, which may be all of a corpus."""
+"""Most occurrences looked for in one document, which may be a whole corpus."""
 
 
 @dataclass(frozen=True)
@@ -38,15 +38,15 @@ class Found:
     stop: int
     """Token before which it ends; number of the next example."""
     windows: Sequence[int]
-    """Windows that hold a part of the document as input; none where it is the split's last few tokens."""
+    """Windows that hold a part of the document as input; empty if it is only the split's last few tokens."""
     text_windows: Sequence[int]
-    """Of these, the windows that hold the text."""
+    """Those of `windows` that hold the text."""
     more: bool = False
-    """Whether later windows may hold the text as well: no more than `PLACES` places are looked for in a document."""
+    """Whether later windows may hold the text as well, because the search stopped after `PLACES` occurrences."""
 
 
 Holding = Callable[[int, int], Sequence[int]]
-"""Returns the windows that hold tokens [first, stop) as input, whole or in part."""
+"""Returns the windows that hold any of the tokens [first, stop) as input."""
 
 
 def find(source: SampleSource, text: str, length: int | None, packed: Holding | None = None) -> Iterator[Found]:
@@ -54,12 +54,12 @@ def find(source: SampleSource, text: str, length: int | None, packed: Holding | 
 
     Args:
         source: a corpus, or a task whose examples are text.
-        text: what to look for, as it is.
-        length: tokens of a window; None where there are none, and no windows are to be told.
-        packed: tells the windows where they are packed; None: a corpus is read end to end.
+        text: what to look for, verbatim.
+        length: tokens of a window; None reports no windows.
+        packed: finds windows that are packed; None means that the corpus is read end to end.
 
     Raises:
-        ValueError: nothing to look for, or the source is no text.
+        ValueError: the text is empty, or the source has no text.
     """
     if not text:
         raise ValueError("--find: an empty text is everywhere; give some characters")
@@ -101,7 +101,7 @@ def _among_documents(
 def _places(
     split: Split, text: str, decoder: Decoder, first: tuple[int, int], stop: int, length: int, origin: int
 ) -> Iterator[tuple[int, int]]:
-    """Yield a range of tokens that spells a text, and from there to `stop` one in each further window that has any.
+    """Yield the first range of tokens that spells a text, then one for each further window before `stop` that has one.
 
     Args:
         split: what is read.
@@ -117,12 +117,12 @@ def _places(
     while place:
         yield place
         end = place[1] + (origin - place[1]) % length  # of the window
-        # What begins earlier ends in a window that is known
+        # An occurrence that begins earlier ends in a window already found
         place = next_occurrence(split, text, decoder, max(place[0] + 1, end - longest + 1), stop)
 
 
 def document_around(split: Split, token: int) -> tuple[int, int]:
-    """Return the token at which the document that holds a token begins, and the one before which it ends."""
+    """Return the range [first, stop) of the document that holds a token."""
     reach = 256
     begins = _begins(split, token - reach, token + 1)
     while not begins.size and reach <= token:
@@ -132,7 +132,7 @@ def document_around(split: Split, token: int) -> tuple[int, int]:
 
 
 def next_document(split: Split, token: int) -> int:
-    """Return the first token behind `token` at which a document begins, or the end of the split."""
+    """Return the first token after `token` at which a document begins, or the end of the split."""
     reach = 256
     begins = _begins(split, token, token + reach)
     while not begins.size and token + reach < split.num_tokens:
@@ -142,18 +142,18 @@ def next_document(split: Split, token: int) -> int:
 
 
 def _begins(split: Split, after: int, before: int) -> Int64s:
-    """Return the tokens between two, neither among them, at which a document begins."""
+    """Return the tokens strictly between two at which a document begins."""
     return split.indexed.document_starts(max(-1, after), min(before, split.num_tokens))
 
 
 def next_occurrence(split: Split, text: str, decoder: Decoder, start: int, stop: int) -> tuple[int, int] | None:
-    """Return the first range of tokens that spells a text and begins in [start, stop); None where there is none."""
+    """Return the first range of tokens that spells a text and begins in [start, stop), or None if there is none."""
     search = _in_bytes if decoder.is_bytes else _in_pieces
     return search(split, text, decoder, start, stop)
 
 
 def _in_bytes(split: Split, text: str, _decoder: Decoder, start: int, stop: int) -> tuple[int, int] | None:
-    """Look for a text in tokens that are its bytes, without decoding them."""
+    """Look for a text in a split whose tokens are bytes, without decoding."""
     size = len(text.encode())
     pattern = np.frombuffer(text.encode(), np.uint8).astype("<u2").tobytes()
     for first in range(start, stop, BLOCK):
@@ -167,7 +167,7 @@ def _in_bytes(split: Split, text: str, _decoder: Decoder, start: int, stop: int)
 
 
 def _in_pieces(split: Split, text: str, decoder: Decoder, start: int, stop: int) -> tuple[int, int] | None:
-    """Look for a text in pieces of tokens that are decoded, a few at first, for the next document may be near."""
+    """Look for a text by decoding pieces of tokens, a few at first since the next occurrence may be near."""
     behind = len(text.encode()) + MARGIN  # each token of the text spells a byte of it or more
     pieces = 1
     while start < stop:
@@ -178,7 +178,7 @@ def _in_pieces(split: Split, text: str, decoder: Decoder, start: int, stop: int)
         ids = [tokens[low - lows[0] : end + behind - lows[0]].tolist() for low, end in zip(lows, ends, strict=True)]
         for begin, end, low, its, decoded in zip(begins, ends, lows, ids, decoder.pieces(ids), strict=True):
             for first, last in _within(its, text, decoder) if text in decoded else ():
-                if begin <= low + first < end:  # others are found in the piece that they begin in
+                if begin <= low + first < end:  # others are found in the piece where they begin
                     return low + first, low + last
         start = ends[-1]
         pieces = min(2 * pieces, PIECES)
@@ -186,7 +186,7 @@ def _in_pieces(split: Split, text: str, decoder: Decoder, start: int, stop: int)
 
 
 def _within(ids: Sequence[int], text: str, decoder: Decoder) -> Iterator[tuple[int, int]]:
-    """Yield the ranges of tokens that spell a text in a piece, by bisection: decoding alone tells what it spells."""
+    """Yield the ranges of tokens that spell a text in a piece, by bisection: only decoding tells what tokens spell."""
     offset = 0
     while text in decoder(ids[offset:]):
         low, stop = offset, len(ids)  # the text is in ids[offset:stop], and not in ids[offset:low]

@@ -14,13 +14,13 @@ from plumbline.data.shards import Tokens
 
 @dataclass(frozen=True)
 class ShardFacts:
-    """Hold what a manifest tells of one pair."""
+    """Hold what a manifest says about one pair."""
 
     prefix: str
     itemsize: int
     """Bytes of one token."""
     documents: int | None
-    """Number of documents; None of one among several pairs."""
+    """Number of documents, or None for one of several pairs."""
     bin_file: FileFacts
     idx_file: FileFacts
 
@@ -45,16 +45,16 @@ class CorpusFolder(Protocol):
         """Return the address of a file."""
 
     def within(self, name: str) -> "CorpusFolder":
-        """Return a folder in this one; itself if the name is empty."""
+        """Return a folder within this one, or this one if the name is empty."""
 
     def has(self, name: str) -> bool:
-        """Return whether there is a file of this name."""
+        """Return whether the folder has a file of this name."""
 
     def read(self, name: str) -> bytes:
         """Return all of a small file."""
 
     def forget(self, name: str) -> None:
-        """Keep no copy of a file that turned out to be damaged."""
+        """Drop the copy of a file that turned out to be damaged."""
 
     def check_sizes(self, files: Mapping[str, FileFacts], manifest: str) -> None:
         """Compare sizes with those that the file `manifest` states, as far as that costs nothing."""
@@ -66,29 +66,29 @@ class CorpusFolder(Protocol):
         """Open one pair."""
 
     def tokenizer(self, sha256: str) -> Path:
-        """Return a folder of this machine with the tokenizer."""
+        """Return a folder on this machine that holds the tokenizer."""
 
 
 @dataclass(frozen=True)
 class LocalFolder:
-    """Reach the files of a folder of this machine."""
+    """Reach the files of a folder on this machine."""
 
     path: Path
 
     @property
     def name(self) -> str:
-        """Return the last part of the path, of a link its own."""
+        """Return the last part of the path; for a link, the link's own name."""
         return last_part(self.path)
 
     def __truediv__(self, name: str) -> Path:
         return self.path / name
 
     def within(self, name: str) -> "LocalFolder":
-        """Return a folder in this one; itself if the name is empty."""
+        """Return a folder within this one, or this one if the name is empty."""
         return LocalFolder(self.path / name) if name else self
 
     def has(self, name: str) -> bool:
-        """Return whether there is a file of this name."""
+        """Return whether the folder has a file of this name."""
         return (self.path / name).is_file()
 
     def read(self, name: str) -> bytes:
@@ -96,13 +96,13 @@ class LocalFolder:
         return (self.path / name).read_bytes()
 
     def forget(self, name: str) -> None:
-        """Keep no copy: there is none, the file is the user's."""
+        """Do nothing: there is no copy, and the file is the user's."""
 
     def check_sizes(self, files: Mapping[str, FileFacts], manifest: str) -> None:
         """Compare sizes.
 
         Raises:
-            ValueError: a file is missing, or has another.
+            ValueError: a file is missing or has a different size.
         """
         folder = str(self.path)
         for name, facts in files.items():

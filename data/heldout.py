@@ -1,12 +1,12 @@
 """Choose which documents are held out for validation, and which ones a tokenizer trains on.
 
 Every document has a place in one order: the hash of its text, keyed by the seed. Validation takes the bottom of that
-order, tokenizer training takes from the top. The place does not depend on the other documents or on where the
-document lies, so a held-out document stays held out when the corpus grows, and copies of it are held out with it.
+order, tokenizer training the top. A document's place depends on neither the other documents nor its location, so a
+held-out document stays held out when the corpus grows, and its copies are held out with it.
 
-Where documents are few or of very different sizes, whole ones can miss the share of the text that was asked for by far.
-If they miss it by more than a factor of two, the large ones are cut instead: the last part of each is held out, and
-where it begins depends on that document alone.
+If documents are few or of very different sizes, holding out whole ones can be far off the requested share of the text.
+If it is off by more than a factor of two, the large ones are cut instead: the last part of each is held out, and where
+it begins depends on that document alone.
 """
 
 import heapq
@@ -24,7 +24,7 @@ UInt64s = npt.NDArray[np.uint64]
 LARGE = 1 / 16  # of the text to be held out: when only smaller documents are left whole, their number evens out
 TOLERANCE = 2.0
 EVERYTHING = 1 << 64
-"""The place that every document is below."""
+"""A place above that of every document."""
 
 
 class Document(NamedTuple):
@@ -41,22 +41,22 @@ class HeldOut:
     """Hold what a first pass over the text decides."""
 
     fraction: float
-    """The share that was asked for: what is held out of a document that is cut."""
+    """The requested share; also the share held out of a document that is cut."""
     documents: int
     source_bytes: int
     threshold: int
-    """Documents whose hash is below this are held out, as long as they are not cut."""
+    """Documents whose hash is below this are held out, unless they are cut."""
     cut_above: float
-    """Documents of more bytes than this are cut in two; infinite where none is."""
+    """Documents of more bytes than this are cut in two; infinite if none is."""
     exception: "tuple[int, HeldOut] | None" = None
-    """A place, and the rule for what is there."""
+    """One place, and the rule for the documents there."""
 
     def rule_at(self, where: int) -> "HeldOut":
         """Return the rule for the documents at a place."""
         return self.exception[1] if self.exception and where == self.exception[0] else self
 
     def split(self, text: str, size: int, where: int) -> Iterator[Document]:
-        """Mark a document as held out or not; cut a large one in two where the text as a whole asks for it.
+        """Mark a document as held out or not, or cut a large one in two if the rule says so.
 
         Args:
             text: The document.
@@ -72,12 +72,12 @@ class HeldOut:
 
 
 def place(data: bytes, seed: int) -> int:
-    """Return a document's place in the order: 64 bits."""
+    """Return a document's place in the order, a 64-bit hash."""
     return xxhash.xxh3_64_intdigest(data, seed=seed)
 
 
 def choose(parts: Iterable[tuple[UInt64s, UInt64s]], fraction: float) -> HeldOut:
-    """Count the documents and find where to split them. Neither split is empty, unless everything is held out.
+    """Find where to split the documents. Neither split is empty, unless everything is held out.
 
     Args:
         parts: Places and sizes in bytes of the documents, some at a time.
@@ -119,17 +119,21 @@ def choose(parts: Iterable[tuple[UInt64s, UInt64s]], fraction: float) -> HeldOut
 
 
 def threshold_of(fraction: float) -> int:
-    """Return the place below which a document of many is held out."""
+    """Return the place below which documents are held out, if there are many of them."""
     return min(int(fraction * EVERYTHING), EVERYTHING - 1)
 
 
 def as_before(rule: HeldOut) -> HeldOut:
-    """Return the rule for documents that are added to those for which `choose` made a rule.
+    """Return the rule for documents that are added to a corpus for which `choose` made `rule`.
 
-    Where none of them was below the place that was asked for, or all were, `choose` put the threshold beside one of
-    them, wherever it was. What is at that place goes where it went; everything else is chosen by what was asked for.
+    If none or all of the earlier documents were below the requested threshold, `choose` put the threshold next to one
+    of them, wherever that was. A document at that one place is treated as before; everything else follows the requested
+    threshold.
     """
-    asked, single = threshold_of(rule.fraction), rule.cut_above < 0  # which had to be cut whatever its size
+    asked, single = (
+        threshold_of(rule.fraction),
+        rule.cut_above < 0,
+    )  # `single`: one document, cut whatever its size
     beside = rule.threshold - 1 if single or rule.threshold > asked else rule.threshold
     return replace(
         rule,
@@ -140,19 +144,19 @@ def as_before(rule: HeldOut) -> HeldOut:
 
 
 def smallest_cut(fraction: float) -> float:
-    """Return the bytes that a document needs to be cut: four are the longest character, and each part needs one."""
+    """Return the fewest bytes of a document that can be cut: each part needs a character, of up to four bytes."""
     return max(4 / fraction, 4 / (1 - fraction))
 
 
 class Sample:
-    """Keep as many documents from the top of the order as make `wanted` bytes, whatever order they come in."""
+    """Keep the topmost documents that together have `wanted` bytes, in whatever order they arrive."""
 
     def __init__(self, wanted: int, bound: int = -1) -> None:
         """Start empty.
 
         Args:
             wanted: Bytes of text; 0 keeps nothing.
-            bound: Documents whose place is below this are known to be of no use.
+            bound: Documents below this place are known to be of no use.
         """
         self._wanted = wanted
         self._bound = bound
@@ -161,7 +165,7 @@ class Sample:
 
     @property
     def bound(self) -> int:
-        """Return the place below which a document is of no use any more."""
+        """Return the place below which a document is no longer of use."""
         return self._top[0][0] if self._top and self._kept >= self._wanted else self._bound
 
     def wants(self, where: int) -> bool:
@@ -169,13 +173,13 @@ class Sample:
         return self._wanted > 0 and where >= self.bound
 
     def add(self, where: int, number: int, size: int, text: str) -> None:
-        """Keep a document of `size` bytes, as long as those above it do not suffice.
+        """Keep a document of `size` bytes until those above it suffice.
 
         Args:
             where: Its place.
-            number: Tells it from others at the same place.
+            number: Distinguishes it from others at the same place.
             size: Its bytes.
-            text: The document; more than the first `wanted` characters are not kept.
+            text: The document; only the first `wanted` characters are kept.
         """
         if not self.wants(where):
             return
@@ -185,12 +189,12 @@ class Sample:
             self._kept -= heapq.heappop(self._top)[2]
 
     def entries(self) -> Iterator[tuple[int, int, int, str]]:
-        """Yield (place, number, size, text) of what is kept, in no order: what `add` takes."""
+        """Yield the arguments of `add`, (place, number, size, text), for each document kept, in no order."""
         for where, number, size, text in self._top:
             yield where, -number, size, text
 
     def training_texts(self, held_out: HeldOut, is_kept: Callable[[int], bool]) -> list[str]:
-        """Return what a tokenizer may train on, topmost first: nothing that is held out.
+        """Return the texts that a tokenizer may train on, topmost first, without what is held out.
 
         Args:
             held_out: Decides what is held out.
@@ -205,12 +209,12 @@ class Sample:
 
 
 def is_near(share: float, fraction: float) -> bool:
-    """Return whether the share that is held out is within a factor of two of the fraction that was asked for."""
+    """Return whether the held-out share is within a factor of two of the requested fraction."""
     return fraction / TOLERANCE <= share <= fraction * TOLERANCE
 
 
 def cut(text: str, fraction: float) -> tuple[str, str]:
-    """Split one text: its last `fraction`, from the next line start where there is one, is held out.
+    """Split one text: its last `fraction` is held out, from the next line start if there is one.
 
     Raises:
         ValueError: one of the two parts would be empty.
@@ -224,7 +228,7 @@ def cut(text: str, fraction: float) -> tuple[str, str]:
 
 
 def too_short(what: str) -> ValueError:
-    """Return the error of a document that cannot be cut."""
+    """Return the error for a document that cannot be cut."""
     return ValueError(
         f"the only document has {what}, too few to hold some out; give more text, or cut it into documents with "
         "--document-separator"

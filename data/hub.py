@@ -1,4 +1,4 @@
-"""Find out in seconds whether the Hugging Face hub answers: its libraries try for minutes where nobody does."""
+"""Find out in seconds whether the Hugging Face hub answers: its libraries retry for minutes if it does not."""
 
 import os
 import urllib.error
@@ -6,12 +6,12 @@ import urllib.request
 from functools import cache
 
 SECONDS = 5.0
-"""How long the hub may take to say anything."""
+"""Time-out of the request to the hub."""
 
 
 @cache
 def is_reachable() -> bool:
-    """Return whether the hub, or what HF_ENDPOINT names, answers a request, whatever it answers; asked once."""
+    """Return whether the hub, or HF_ENDPOINT, answers at all; the request is made once per process."""
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "YES", "ON"):
         return False
     endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co")

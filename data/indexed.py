@@ -1,4 +1,4 @@
-"""Read and write Megatron-LM's indexed dataset: `PREFIX.bin` holds tokens, `PREFIX.idx` says where they are.
+"""Read and write Megatron-LM's indexed datasets: `PREFIX.bin` holds tokens, `PREFIX.idx` says where they are.
 
 `.bin` is every sequence's tokens end to end. `.idx` is a 34-byte header (magic, version, dtype code, number of
 sequences, number of document indices), then for each sequence an int32 length and an int64 byte offset into `.bin`,
@@ -30,7 +30,7 @@ MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
 HEADER = struct.Struct("<9sQBQQ")  # magic, version, dtype code, sequences, document indices
 BLOCK_BYTES = 8 << 20
-"""Bytes of one block: files have a checksum for each, so that a part of one can be checked without the rest."""
+"""Bytes of one block: each has its own checksum, so that a part of a file can be checked without the rest."""
 DTYPES: dict[int, type[np.integer[Any]]] = {  # Megatron's codes; 6 and 7 are float64 and float32, never token ids
     1: np.uint8,
     2: np.int8,
@@ -41,23 +41,23 @@ DTYPES: dict[int, type[np.integer[Any]]] = {  # Megatron's codes; 6 and 7 are fl
 }
 
 MANY = 16
-"""Stretches that are searched together: fewer are not worth the memory, where each lies in another of many files."""
+"""Fewest ranges that are searched together: below that it is not worth the memory if they lie in many files."""
 LONGEST_SEQUENCE = 2**31 - 1
 """Most tokens of one sequence: its length is an int32."""
 
 
 def token_dtype(vocab_size: int) -> np.dtype[np.integer[Any]]:
-    """Return the smaller of the two types that Megatron-LM writes: uint16 where every id fits, else int32."""
+    """Return the smaller of the two types that Megatron-LM writes: uint16 if every id fits, else int32."""
     return np.dtype("<u2") if vocab_size <= 65536 else np.dtype("<i4")
 
 
 @dataclass(frozen=True)
 class IndexedTokens:
-    """Hold an open, memory-mapped `.bin`/`.idx` pair; opening reads some or all of its index, and no token."""
+    """Hold an open, memory-mapped `.bin`/`.idx` pair; opening reads (part of) its index and no token."""
 
     prefix: Path
     tokens: Integers
-    """[num_tokens]: the documents' tokens end to end."""
+    """[num_tokens]: the tokens of all documents, concatenated."""
     num_documents: int
     first_bytes: Int64s
     """[num_documents]: byte offset in `.bin` at which each document begins."""
@@ -70,13 +70,13 @@ class IndexedTokens:
         return f"{self.prefix}.bin"
 
     def read(self, start: int, stop: int) -> Integers:
-        """Return tokens `start` to `stop`, without those beyond the end."""
+        """Return tokens [start, stop), cut off at the end of the stream."""
         return self.tokens[start:stop]
 
     def read_all(self, starts: Int64s, sizes: Int64s) -> Integers:
-        """Return n stretches of tokens, end to end: `sizes` tokens from `starts` on, all of which there must be."""
+        """Return n ranges of tokens, concatenated: `sizes` tokens from `starts` on, all within the stream."""
         size = int(sizes[0])
-        if (sizes == size).all():  # rows of all windows, which overlap in memory
+        if (sizes == size).all():  # a strided view of all windows, which overlap in memory
             shape = (len(self.tokens) - size + 1, size)
             rows: Integers = np.ndarray(shape, self.tokens.dtype, self.tokens, strides=self.tokens.strides * 2)
             return rows[starts].reshape(-1)
@@ -88,7 +88,7 @@ class IndexedTokens:
         return starts_between(self.first_bytes, start, stop, self.tokens.itemsize)
 
     def documents_within(self, first: Int64s, last: Int64s) -> tuple[Int64s, Int64s]:
-        """Return `document_starts` of n stretches at once, end to end, and for each the stretch that it lies in."""
+        """Return the `document_starts` of n ranges, concatenated, preceded by the number of each one's range."""
         size = self.tokens.itemsize
         if len(first) < MANY:
             return starts_within(self.first_bytes, first, last, size)
@@ -101,7 +101,7 @@ class IndexedTokens:
 
 
 def starts_between(first_bytes: Int64s, start: int, stop: int, itemsize: int) -> Int64s:
-    """Return the offsets, in tokens of `itemsize` bytes, strictly between `start` and `stop`.
+    """Return the document starts, in tokens of `itemsize` bytes, strictly between `start` and `stop`.
 
     Python's bisect rather than `numpy.searchsorted`: memory-mapped offsets are not 8-byte aligned, and numpy would copy
     all of them at every call.
@@ -112,7 +112,7 @@ def starts_between(first_bytes: Int64s, start: int, stop: int, itemsize: int) ->
 
 
 def starts_within(first_bytes: Int64s, first: Int64s, last: Int64s, itemsize: int) -> tuple[Int64s, Int64s]:
-    """Return `starts_between` of n stretches, end to end, and before them the stretch that each lies in."""
+    """Return the `starts_between` of n ranges, concatenated, preceded by the number of each one's range."""
     spans = zip(first.tolist(), last.tolist(), strict=True)
     found = [starts_between(first_bytes, start, stop, itemsize) for start, stop in spans]
     return np.repeat(np.arange(len(found)), [len(each) for each in found]), np.concatenate(found)
@@ -122,8 +122,8 @@ def open_indexed(prefix: Path, has_checksum: bool = False) -> IndexedTokens:
     """Open `prefix.bin` and `prefix.idx`.
 
     Args:
-        prefix: of both names.
-        has_checksum: whether there is one of the index, so that damage within it can be found otherwise.
+        prefix: path without the endings.
+        has_checksum: whether the index has a checksum, so that damage in it would be found elsewhere.
 
     Raises:
         ValueError: a file is missing, is not in this format, or the two do not belong together.
@@ -152,7 +152,7 @@ def open_indexed(prefix: Path, has_checksum: bool = False) -> IndexedTokens:
 
 @dataclass(frozen=True)
 class Index:
-    """Hold what an `.idx` file says of its `.bin`."""
+    """Hold what an `.idx` file says about its `.bin`."""
 
     dtype: np.dtype[np.integer[Any]]
     token_bytes: int
@@ -169,8 +169,9 @@ def open_index(file: BinaryIO, name: str | Path, identity: bool | None = None, h
     Args:
         file: the file; it may be closed afterwards.
         name: what to call it in errors.
-        identity: what was found when the same file was opened before; None reads all document indices to find out.
-        has_checksum: whether there is one of the file; else all of it is read, and has to fit.
+        identity: `Index.identity` of the same file, if it was opened before; None reads all document indices to find
+            out.
+        has_checksum: whether the file has a checksum; if not, all of it is read and checked for consistency.
 
     Raises:
         ValueError: it is not in this format, or damaged.
@@ -187,14 +188,14 @@ def open_index(file: BinaryIO, name: str | Path, identity: bool | None = None, h
     if not has_checksum:
         _check_pointers(lengths, pointers, dtype.itemsize, name)
     end = int(pointers[-1]) + int(lengths[-1]) * dtype.itemsize if sequences else 0
-    # Nearly always one sequence is one document, and the mapped offsets serve as they are, without a copy.
+    # Nearly always one sequence is one document, so the mapped offsets can be used without a copy.
     if identity is None:
         identity = indices == sequences + 1 and _counts_by_one(documents)
     return Index(dtype, end, pointers if identity else np.append(pointers, end)[documents[:-1]], identity)
 
 
 def _check_pointers(lengths: npt.NDArray[Any], pointers: Int64s, itemsize: int, name: str | Path) -> None:
-    """Refuse sequences that do not lie end to end; some at a time, for an index may be large."""
+    """Refuse sequences that are not contiguous; works in blocks, since an index may be large."""
     at, block = 0, 2**20
     for start in range(0, len(lengths), block):
         sizes = lengths[start : start + block].astype(np.int64) * itemsize
@@ -210,7 +211,7 @@ def _check_pointers(lengths: npt.NDArray[Any], pointers: Int64s, itemsize: int, 
 
 
 def _counts_by_one(documents: npt.NDArray[np.int64], block: int = 2**20) -> bool:
-    """Return whether each number is one more than the one before; some at a time, for an index may be large."""
+    """Return whether each number is one more than the one before; works in blocks, since an index may be large."""
     starts = range(0, len(documents) - 1, block)
     return all(bool((np.diff(documents[start : start + block + 1]) == 1).all()) for start in starts)
 
@@ -246,10 +247,10 @@ def read_header(file: BinaryIO, name: str | Path) -> tuple[np.dtype[np.integer[A
 
 
 def count_documents(index_bytes: int, pairs: int, tokens: int, expected: int) -> int:
-    """Return how many documents some pairs hold by the size of their indices, 12 bytes a sequence and 8 a document.
+    """Return how many documents some pairs hold, judged by the size of their indices.
 
-    That leaves open how many of them are of several sequences each: `expected` is returned where it can be, else the
-    number if none is.
+    An index has 12 bytes per sequence and 8 per document, which does not tell how many documents have several
+    sequences. So `expected` is returned if the size allows it, else the number for documents of one sequence each.
     """
     entries = index_bytes - pairs * (HEADER.size + 8)
     further, rest = divmod(entries - 20 * expected, 12)  # sequences beyond the first of each document
@@ -270,11 +271,11 @@ class FileFacts:
     size: int
     xxh3_64: str
     blocks: list[str] = field(default_factory=list)
-    """Of each block of `BLOCK_BYTES`, the last one shorter; none for a file of one block, whose checksum it has."""
+    """Checksum of each block of `BLOCK_BYTES` (the last may be shorter); empty for a file of a single block."""
 
 
 class FileDigest:
-    """Find the facts of a file from its bytes, as they come."""
+    """Compute the facts of a file incrementally from its bytes."""
 
     def __init__(self) -> None:
         self._size = 0
@@ -282,7 +283,7 @@ class FileDigest:
         self._blocks: list[str] = []
 
     def update(self, data: bytes) -> None:
-        """Take in the bytes that follow."""
+        """Take in the next bytes."""
         self._whole.update(data)
         rest = memoryview(data)
         while rest:
@@ -295,20 +296,20 @@ class FileDigest:
                 self._block.reset()
 
     def facts(self) -> FileFacts:
-        """Return the facts of a file of the bytes so far."""
+        """Return the facts of a file made of the bytes so far."""
         last = [self._block.hexdigest()] if self._size % BLOCK_BYTES else []
         blocks = [*self._blocks, *last]
         return FileFacts(self._size, self._whole.hexdigest(), blocks if len(blocks) > 1 else [])
 
 
 def file_facts(path: Path) -> FileFacts:
-    """Read a whole file to find its size and checksums."""
+    """Read a whole file to compute its size and checksums."""
     with path.open("rb") as file:
         return facts_of(file)
 
 
 def facts_of(file: BinaryIO) -> FileFacts:
-    """Read an open file to its end, in little memory, to find its size and checksums."""
+    """Read an open file to its end, in little memory, to compute its size and checksums."""
     digest = FileDigest()
     while data := file.read(1 << 22):
         digest.update(data)
@@ -319,7 +320,7 @@ class IndexedWriter:
     """Write one `.bin`/`.idx` pair as documents come, in little memory (8 bytes per document).
 
     A context manager: after a clean exit both files are complete, and `files` holds their facts. A document of more
-    tokens than the format counts in one sequence, 2^31 - 1, is several sequences, and one document nevertheless.
+    than 2^31 - 1 tokens, the limit of one sequence, is written as several sequences that form one document.
     """
 
     def __init__(self, prefix: Path, dtype: np.dtype[np.integer[Any]]) -> None:
@@ -336,12 +337,12 @@ class IndexedWriter:
         return len(self._lengths)
 
     def add_documents(self, tokens: Integers, lengths: Sequence[int], continued: bool = False) -> None:
-        """Append documents, their token ids end to end in `tokens`.
+        """Append documents whose token ids are concatenated in `tokens`.
 
         Args:
             tokens: [sum of lengths].
             lengths: Tokens of each document.
-            continued: The first one is not another document, but more of the last one.
+            continued: The first one continues the last document instead of starting a new one.
         """
         data = tokens.astype(self._dtype, copy=False).tobytes()
         self._file.write(data)

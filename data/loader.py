@@ -1,7 +1,7 @@
 """Load the batches of training steps and of evaluations as this rank's tensors.
 
-`BatchPlan` says which global samples a step trains on, `TrainOrder` finds them, `gather` reads them, and background
-threads stay a step or two ahead. The only state is the step: a run resumes anywhere at no cost, on any world size.
+`BatchPlan` says which global samples a step trains on, `TrainOrder` locates them, `gather` reads them, and background
+threads stay a step or two ahead. The only state is the step: a run can resume anywhere at no cost, on any world size.
 """
 
 import contextlib
@@ -31,13 +31,13 @@ from plumbline.data.streams import BYTES_PER_TOKEN, SampleSource, WindowStream, 
 from plumbline.data.windows import Batch, check_ids, gather, pinned, split
 
 Steps = list[list[Batch]]
-"""The micro-batches of one step, and of others."""
+"""For each of some steps, its micro-batches."""
 
 CALIBRATION_ROWS = 8
-LOCATED = 16384  # samples that are located together: many cost little more than one
-TOGETHER = 2**19  # tokens that are read together at most, 13 MB of batches, unless a step has more
+LOCATED = 16384  # samples located together: many cost little more than one
+TOGETHER = 2**19  # most tokens read together, 13 MB of batches, unless a step has more
 MAX_EPOCHS = 40
-"""A corpus is read no more often unless its `max_epochs` says so: beyond, repeated text is worth nothing (arXiv
+"""Default limit of epochs of a corpus without `max_epochs`: beyond it, repeated text is worth nothing (arXiv
 2305.16264, where 4 epochs are as good as new text)."""
 
 
@@ -65,12 +65,12 @@ class TrainBatches:
 
         Args:
             config: What to read, and in which batch shape.
-            seed: Of the order of samples.
-            rank: This process.
+            seed: Seed of the order of samples.
+            rank: Rank of this process.
             world_size: Processes that share the work.
-            vocab_size: Refuse token ids from there on when they are read; None takes any.
-            for_gpu: Put batches into pinned memory, in the threads that read them, from where a GPU copies them
-                without anybody waiting.
+            vocab_size: Refuse token ids at or above this when they are read; None takes any.
+            for_gpu: Pin the batches' memory, in the threads that read them, so that they can be copied to a GPU
+                asynchronously.
 
         Raises:
             ValueError: a corpus is missing, damaged, too short, or made with another tokenizer than the rest, or the
@@ -114,9 +114,9 @@ class TrainBatches:
         Reading to the end or closing (`with contextlib.closing(...)`) stops the threads.
 
         Args:
-            start_step: the first one.
-            stop_step: behind the last one.
-            skipped: data that is left out; a step then yields `micro_batches` of its data step.
+            start_step: the first step.
+            stop_step: the step after the last one.
+            skipped: data to leave out; a step then yields the `micro_batches` of its data step.
         """
         tasks = self._tasks(start_step, stop_step, skipped)
         if not self.is_remote:
@@ -126,7 +126,7 @@ class TrainBatches:
             return
         cache = Cache(self.config.cache)
         with contextlib.closing(Ahead(cache, lambda step: self.pieces(skipped.data_step(step)), stop_step)) as ahead:
-            lock = threading.Lock()  # of `ahead`, which the threads tell in turn
+            lock = threading.Lock()  # guards `ahead`, which the threads advance in turn
             fetched = (partial(_fetched, ahead, lock, step, task) for step, task in enumerate(tasks, start_step))
             with contextlib.closing(prefetch(fetched, self.config.reader_threads)) as groups:
                 for (batches,) in groups:
@@ -134,7 +134,7 @@ class TrainBatches:
 
     @property
     def _together(self) -> int:
-        """Return how many steps are read together at most; one where each waits for what it has to fetch."""
+        """Return the most steps that are read together: one with remote corpora, as each step waits for its pieces."""
         tokens = self.micro_batch * self.accumulation_steps * self.config.sequence_length
         return 1 if self.is_remote else max(1, TOGETHER // tokens)
 
@@ -171,7 +171,7 @@ class TrainBatches:
         return first[:, None] + np.arange(size)
 
     def _gather(self, samples: Sequence[Int64s], sources: Int64s, windows: Int64s) -> Steps:
-        """Return the micro-batches of some steps, of which `samples` are [accumulation_steps, micro_batch] each."""
+        """Return the micro-batches of some steps, each given by its `samples` [accumulation_steps, micro_batch]."""
         numbers = np.concatenate([each.reshape(-1) for each in samples])
         rows = gather(self._streams, sources, windows, numbers, self.config.sequence_length, self._memory)
         if self._vocab_size is not None:
@@ -180,7 +180,7 @@ class TrainBatches:
         return [list(islice(batches, len(each))) for each in samples]
 
     def pieces(self, step: int) -> list[Piece]:
-        """Return what this rank has to fetch to read step `step`, in order; nothing of local corpora and tasks."""
+        """Return the pieces that this rank must fetch to read step `step`, in order; local sources need none."""
         located = self.order.locate(self._samples(step))
         return [
             piece
@@ -190,9 +190,9 @@ class TrainBatches:
         ]
 
     def describe_memory(self) -> str:
-        """Return in one line what reading takes of host memory, and of the disk for corpora at a URL."""
+        """Return one line on the host memory that reading takes, and the disk space for corpora at URLs."""
         tokens = self.micro_batch * self.accumulation_steps * self.config.sequence_length
-        held = (DEPTH + self.config.reader_threads + 1) * self._together  # ready, in the works, and being trained on
+        held = (DEPTH + self.config.reader_threads + 1) * self._together  # ready, being read, and being trained on
         line = f"at most {held * tokens * BYTES_PER_TOKEN / 1e6:,.1f} MB of host memory per rank for batches"
         if self.is_remote:
             cache = self.config.cache
@@ -207,10 +207,10 @@ class TrainBatches:
         return {source.name: samples[source.name] / source.num_windows for source in self.order.sources}
 
     def check_epochs(self, steps: int) -> None:
-        """Refuse to read a corpus, of which the configuration sets no limit, more often than makes sense.
+        """Refuse to read a corpus more often than makes sense, unless the configuration sets a limit.
 
         Raises:
-            ValueError: names the corpus and the epochs, or the tokens after which no source is left.
+            ValueError: names the corpus and its epochs, or the tokens after which no source is left.
         """
         for (name, epochs), source in zip(self.epochs(steps).items(), self.config.train, strict=True):
             if source.task is None and source.max_epochs is None and epochs > MAX_EPOCHS:
@@ -227,7 +227,7 @@ class TrainBatches:
             )
 
     def notes(self, steps: int) -> Iterator[str]:
-        """Yield what is worth knowing of the data of `steps` steps, a line each: mixture, packing, memory."""
+        """Yield lines on the data of `steps` steps: mixture, packing, memory."""
         length, total = self.config.sequence_length, self.plan.samples_before(steps)
         segments = [segment for segment in self.order.mixture.segments if segment.first_sample < total]
         shown = segments if len(segments) <= 4 else [*segments[:2], *segments[-2:]]
@@ -258,10 +258,10 @@ class ValidationBatches:
     """Read a fixed set of windows of one split, the same at every evaluation and for every world size.
 
     Rank r of W evaluates micro-batches r, r + W, r + 2W, ... Every rank yields the same number of batches, all of the
-    same shape: where windows run out, rows are padding with every label -100 and sample_index -1.
+    same shape: when windows run out, rows are padding with labels -100 and sample_index -1.
 
     Attributes:
-        num_windows: Windows evaluated over all ranks.
+        num_windows: Number of windows that all ranks evaluate together.
     """
 
     def __init__(
@@ -280,11 +280,11 @@ class ValidationBatches:
             split: What to read, for example `corpus.held_out`.
             sequence_length: Tokens per sample.
             micro_batch_size: Rows per batch.
-            max_batches: Upper bound on batches over all ranks, their windows spread evenly over the split; None reads
-                the whole split, to its last token.
-            rank: This process.
+            max_batches: Most batches over all ranks, whose windows are spread evenly over the split; None reads the
+                whole split, to its last token.
+            rank: Rank of this process.
             world_size: Processes that share the work.
-            vocab_size: Refuse token ids from there on; None takes any.
+            vocab_size: Refuse token ids at or above this; None takes any.
 
         Raises:
             ValueError: the split has no token to predict.
@@ -305,7 +305,7 @@ class ValidationBatches:
         return -(-self.num_windows // (self._rows * self._world_size))
 
     def __iter__(self) -> Iterator[Batch]:
-        """Yield the same batches at every call."""
+        """Yield the batches, the same at every call."""
         for step in range(len(self)):
             first = (step * self._world_size + self._rank) * self._rows
             numbers = np.full(self._rows, -1)
@@ -316,7 +316,7 @@ class ValidationBatches:
 
 
 def _fetched(ahead: Ahead, lock: threading.Lock, step: int, task: Callable[[], Steps]) -> Steps:
-    """Make the batches of a step from corpora at a URL, and have the next steps' pieces fetched."""
+    """Make the batches of a step from corpora at URLs, and start to fetch the pieces of the next steps."""
     with lock:
         ahead.reach(step)
     return task()

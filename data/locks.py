@@ -1,4 +1,4 @@
-"""Take locks of files, and ask who holds them, on file systems that have locks and on those that have none."""
+"""Take and query file locks, on file systems with and without locks."""
 
 import errno
 import fcntl
@@ -6,18 +6,18 @@ from pathlib import Path
 from typing import IO, Any
 
 LOCKLESS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
-"""Numbers of the errors that say that a file system has no locks, as Lustre may be mounted."""
+"""Error numbers of file systems without locks; Lustre can be mounted that way."""
 
 
 def is_held(descriptor: int, unknown: bool = True) -> bool:
-    """Return whether another open file holds the lock; if not, this one does from now on, until it is closed.
+    """Return whether another open file holds the lock; if not, take it until this file is closed.
 
     Args:
         descriptor: of an open file or folder.
-        unknown: what to return where the file system has no locks.
+        unknown: what to return if the file system has no locks.
 
     Raises:
-        OSError: the lock cannot be asked for.
+        OSError: locking failed for another reason.
     """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -31,15 +31,15 @@ def is_held(descriptor: int, unknown: bool = True) -> bool:
 
 
 def wait_for(file: IO[Any], key: str, folder: Path) -> None:
-    """Hold the lock of an open file from when nobody else does until it is closed.
+    """Wait for the lock of an open file, and hold it until the file is closed.
 
     Args:
         file: open for writing.
-        key: of the configuration, that decides where the file lies.
-        folder: what the key stands at.
+        key: the configuration key that decides where the file lies.
+        folder: the value of that key.
 
     Raises:
-        OSError: the file system has no locks; it names the key, and says what to do.
+        OSError: the file system has no locks; the message names the key and the remedy.
     """
     try:
         fcntl.flock(file, fcntl.LOCK_EX)

@@ -17,7 +17,8 @@ class FileRecord(BaseModel, extra="forbid", frozen=True, strict=True, use_attrib
     """Checksum, 16 hex digits."""
 
     blocks: list[str] = []
-    """Checksum of each block of 8 MiB, so that a part can be fetched and checked alone. Empty: of the whole only."""
+    """Checksum of each block of 8 MiB, so that a part can be fetched and checked alone. Empty: only the whole has
+    one."""
 
 
 class Counts(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
@@ -34,21 +35,21 @@ class Counts(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_
 
 
 class SplitRecord(Counts, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
-    """Hold the counts of one split, and where its tokens are."""
+    """Hold the counts of one split and where its tokens are."""
 
     shards: list[str] = []
-    """Prefixes of the pairs that hold the tokens, end to end, relative to the folder. Empty: one pair, named as the
+    """Prefixes, relative to the folder, of the pairs that hold the tokens, in order. Empty: one pair, named after the
     split."""
 
 
 class HeldOutRecord(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
-    """State which documents are held out, so that documents to come are chosen alike."""
+    """State which documents are held out, so that documents added later are chosen by the same rule."""
 
     threshold: str
     """Hex digits: documents whose hash, 64 bits keyed by the seed, is below this are held out whole; all below 2^64."""
 
     cut_above: float | None
-    """Documents of more bytes than this are cut in two; null where none is."""
+    """Documents of more bytes than this are cut in two; null if none is."""
 
 
 class TokenizerRecord(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
@@ -65,7 +66,7 @@ class Manifest(BaseModel, extra="ignore", frozen=True, strict=True, use_attribut
     """Hold the contents of corpus.json."""
 
     format_version: Literal[1, 2] = 1
-    """Version of this layout; 2 where a split has shards."""
+    """Version of this layout; 2 if a split has shards."""
 
     tokenizer: TokenizerRecord
     """The tokenizer, stored whole in the folder tokenizer/."""
@@ -77,43 +78,43 @@ class Manifest(BaseModel, extra="ignore", frozen=True, strict=True, use_attribut
     """The token that ends each document."""
 
     begins_with: list[int] = []
-    """The tokens that begin each document, where its tokenizer puts some before every text."""
+    """The tokens that begin each document, if the tokenizer puts any before every text."""
 
     splits: dict[str, SplitRecord]
-    """train and validation; validation alone where everything is held out."""
+    """train and validation; only validation if everything is held out."""
 
     files: dict[str, FileRecord]
     """Every token file."""
 
     unigram_entropy: float
-    """Nats per token of the validation split under the train split's add-one-smoothed token frequencies: what a
-    model that ignores context scores, so what training must beat. ln vocab_size where nothing trains."""
+    """Nats per token of the validation split under the train split's add-one-smoothed token frequencies: the score of a
+    model that ignores context, which training must beat. ln vocab_size without a train split."""
 
     request: dict[str, Any]
     """The arguments of the prepare command that shape the corpus, and a fingerprint of the source it read."""
 
     source_files: list[str] = []
-    """For each file that was read, a hash of its path, size and time, and of the fields that were read of it: none is
-    appended or merged twice. Empty in corpora that are older than this field, and of more than 50,000 files."""
+    """For each file that was read, a hash of its path, size, time and the fields read, so that none is appended or
+    merged twice. Empty in corpora older than this field, or of more than 50,000 files."""
 
     skipped: dict[str, int]
     """Documents left out, by reason."""
 
     versions: dict[str, str]
-    """Libraries that made it."""
+    """Versions of the libraries that made the corpus."""
 
     held_out: HeldOutRecord | None = None
-    """What is held out; null in corpora that are older than this field."""
+    """What is held out; null in corpora older than this field."""
 
     sources: dict[str, dict[str, Counts]] = {}
     """Counts of each split by source, as the sources were named."""
 
     folder: str = Field(default="", pattern=r"^(generation-[0-9a-f]{16})?$")
-    """Folder within this one that holds the token files and the tokenizer: where a corpus at a URL took the place of
-    another, which was whole until then. Empty: they are beside this file."""
+    """Folder within this one that holds the token files and the tokenizer, if a corpus at a URL replaced another, which
+    stayed readable until then. Empty: they are beside this file."""
 
     bad_records: list[str] = []
-    """The first of the records left out that are damaged: file, line or row, and what is wrong."""
+    """The first damaged records that were left out: file, line or row, and what is wrong."""
 
     @model_validator(mode="after")
     def _check(self) -> "Manifest":

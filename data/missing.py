@@ -1,10 +1,10 @@
-"""Say how a corpus that is not there is made: from the text that lies in its place, if any does."""
+"""Explain how to make a missing corpus, from the text that lies in its place if there is any."""
 
 from pathlib import Path
 
 
 class NoCorpusError(ValueError):
-    """State that no corpus is at a path of this machine, and how one is made."""
+    """State that there is no corpus at a path on this machine, and how to make one."""
 
     def __init__(self, path: Path, problem: str) -> None:
         self.path, self.problem = path, problem
@@ -12,7 +12,7 @@ class NoCorpusError(ValueError):
 
 
 def how_to_prepare(path: Path, tokenizer: str, options: str = "") -> str:
-    """Return the command that makes a corpus at a path; what is there already is the text to make it of, elsewhere."""
+    """Return the command that makes a corpus at a path; text that is already there becomes the source instead."""
     source, output = "PATH", path
     if path.suffix in (".bin", ".idx"):  # one file of a pair
         output = path.with_suffix("")

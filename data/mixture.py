@@ -1,8 +1,8 @@
-"""Say which source each sample of a mixture comes from, while weights change and sources end, by arithmetic alone.
+"""Compute which source each sample of a mixture comes from, as weights change and sources end, by arithmetic alone.
 
-The samples fall into segments of constant weights: a new one begins where a weight changes and where a source has been
-read as often as it may. A segment repeats one cycle of slots. What each source gave before a segment is known when the
-mixture is laid out, so the place of sample 10^12 costs what that of sample 0 costs.
+The samples fall into segments of constant weights: a new one begins where a weight changes or a source reaches its
+limit of epochs. A segment repeats one cycle of slots. How many samples each source gave before a segment is computed
+when the mixture is laid out, so sample 10^12 costs the same as sample 0.
 """
 
 from bisect import bisect_right
@@ -19,15 +19,15 @@ CYCLE = 10_000
 """Samples after which the mixture repeats: weights are kept to a hundredth of a percent, exactly, in every cycle."""
 
 RAMP_STEPS = 64
-"""A weight that goes to another in a straight line does so in so many equal steps."""
+"""Number of equal steps in which a weight changes linearly."""
 
 ENDLESS = 2**62
-"""The number of a sample that no run reaches."""
+"""A sample number that no run reaches."""
 
 
 @dataclass(frozen=True)
 class OrderedSource:
-    """State what the order needs to know of one corpus."""
+    """State what the order needs to know about one corpus."""
 
     name: str
     fingerprint: str
@@ -35,19 +35,19 @@ class OrderedSource:
     """Samples in one epoch."""
     weight: float
     changes: tuple[tuple[int, float], ...] = ()
-    """From which sample on the weight is another, in ascending order."""
+    """(sample, weight): the first sample of each later weight, ascending."""
     limit: int | None = None
-    """Samples after which its weight goes to the others, in proportion to theirs; None: without end."""
+    """Samples after which its weight goes to the others, in proportion to theirs, or None for no limit."""
 
     def weight_at(self, sample: int) -> float:
-        """Return the weight that sample number `sample` is drawn by."""
+        """Return the weight of the source at sample number `sample`."""
         passed = bisect_right(self.changes, sample, key=lambda change: change[0])
         return self.changes[passed - 1][1] if passed else self.weight
 
 
 @dataclass(frozen=True)
 class Segment:
-    """Hold a stretch of samples that are drawn by the same weights."""
+    """Hold a range of samples that are drawn with the same weights."""
 
     first_sample: int
     per_cycle: tuple[int, ...]
@@ -63,11 +63,11 @@ class Cycle:
     source: Int64s
     """[CYCLE]: the source of each slot."""
     rank: Int64s
-    """[CYCLE]: how many slots of the same source come before."""
+    """[CYCLE]: the number of earlier slots of the same source."""
     slots: Int64s
     """[CYCLE]: the slots of the first source, then those of the second, and so on."""
     begins: Int64s
-    """[sources]: where in `slots` those of each source begin."""
+    """[sources]: where the slots of each source begin in `slots`."""
 
 
 class Mixture:
@@ -145,9 +145,9 @@ class Mixture:
         return source, ordinal
 
     def samples_of(self, source: int, ordinals: npt.ArrayLike) -> Int64s:
-        """Return which samples are those of a source that come after so many of it: `draw`, the other way round.
+        """Return the samples of a source, given how many of its samples come before each: the inverse of `draw`.
 
-        Of ordinals that the source does not come to, `ENDLESS`.
+        Ordinals that the source never reaches give `ENDLESS`.
         """
         ordinals = np.asarray(ordinals, np.int64)
         drawn = np.array([segment.drawn[source] for segment in self.segments], np.int64)
@@ -165,15 +165,15 @@ class Mixture:
         return samples
 
     def drawn_before(self, sample: int) -> Int64s:
-        """Return how many of the first `sample` samples come from each source; beyond the end there are no more."""
+        """Return how many of the first `sample` samples come from each source; a mixture that ends adds no more."""
         sample = min(sample, self.end)
         segment = self.segments[bisect_right(self.segments, sample, key=lambda each: each.first_sample) - 1]
         return segment.drawn + _drawn_within(segment, sample - segment.first_sample)
 
     def history(self, samples: int) -> list[tuple[int, list[tuple[str, int, int]]]]:
-        """Return all that the first `samples` samples depend on, but for the seed.
+        """Return everything that the first `samples` samples depend on, except the seed.
 
-        Two mixtures of the same history draw them alike, whatever comes later.
+        Two mixtures with the same history draw the same samples, whatever comes later.
         """
         return [
             (
@@ -190,11 +190,11 @@ class Mixture:
 
 
 def step_changes(weight: float, changes: Sequence[tuple[int, int, float]]) -> tuple[tuple[int, float], ...]:
-    """Return changes of a weight at once, (sample, weight), of which some may go on over many samples.
+    """Return sudden changes (sample, weight) that stand for changes of which some are gradual.
 
     Args:
-        weight: the weight at first.
-        changes: for each change its first sample, over how many samples it goes on (0: at once), and where it leads.
+        weight: the initial weight.
+        changes: for each change its first sample, its duration in samples (0: at once), and the new weight.
     """
     steps: list[tuple[int, float]] = []
     for first, over, target in changes:
@@ -207,7 +207,7 @@ def step_changes(weight: float, changes: Sequence[tuple[int, int, float]]) -> tu
 
 
 def _first_exhaustion(segment: Segment, limits: Int64s) -> int:
-    """Return the sample before which the first source reaches its limit, if the segment lasts so long."""
+    """Return the sample at which the first source reaches its limit, provided that the segment lasts that long."""
     per_cycle = np.array(segment.per_cycle, np.int64)
     limited = np.flatnonzero((per_cycle > 0) & (limits < ENDLESS))
     if not limited.size:
@@ -231,8 +231,8 @@ def _drawn_within(segment: Segment, samples: int) -> Int64s:
 def _cycle(per_cycle: tuple[int, ...]) -> Cycle:
     """Lay out one cycle.
 
-    Slot j of n for a source wants to be at (j + 1/2) / n of the cycle; sorting the wishes of all sources spreads each
-    one evenly, so that short stretches (a batch) hold the mixture's proportions too.
+    The ideal position of slot j of n of a source is (j + 1/2) / n of the cycle; sorting the positions of all sources
+    spreads each one evenly, so that even a batch has the mixture's proportions.
     """
     counts = np.array(per_cycle, np.int64)
     begins = np.cumsum(counts) - counts

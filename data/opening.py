@@ -1,4 +1,4 @@
-"""Open the sources of a run: corpora, packed or not, and tasks, by name, all made with one tokenizer."""
+"""Open the sources of a run by name: corpora, packed or not, and tasks, all with the same tokenizer."""
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,7 +14,7 @@ LOG = logging.getLogger(__name__)
 
 
 def training_stream(corpus: SampleSource, config: DataConfig) -> WindowStream:
-    """Return what training reads of a source, in windows that are packed if the configuration says so."""
+    """Return the training windows of a source, packed if the configuration says so."""
     split = training_split(corpus)
     if config.packing == "best_fit" and isinstance(split, Split):
         return open_packed(split, corpus.fingerprint, config.sequence_length)
@@ -22,7 +22,7 @@ def training_stream(corpus: SampleSource, config: DataConfig) -> WindowStream:
 
 
 def open_corpora(sources: Sequence[SourceConfig], cache: CacheConfig | None = None) -> dict[str, SampleSource]:
-    """Open corpora and tasks and name them, by the configured name, the last part of the path or the task's name.
+    """Open corpora and tasks, keyed by the configured name, the last part of the path or the task's name.
 
     Raises:
         ValueError: one cannot be opened, or two share a name.
@@ -40,7 +40,7 @@ def open_corpora(sources: Sequence[SourceConfig], cache: CacheConfig | None = No
 
 
 def open_source(source: SourceConfig, cache: CacheConfig | None = None) -> SampleSource:
-    """Open one corpus or task; a corpus at a URL by way of a cache.
+    """Open one corpus or task; a corpus at a URL is read through a cache.
 
     Raises:
         ValueError: the corpus cannot be opened, or the task has too few examples to hold some out.
@@ -61,7 +61,7 @@ def validation_splits(config: DataConfig, trained: Mapping[str, SampleSource]) -
         trained: the sources of `data.train`, opened and named.
 
     Raises:
-        ValueError: one cannot be opened, or was made with another tokenizer than what is trained on.
+        ValueError: one cannot be opened, or was made with a different tokenizer from the training data.
     """
     if config.validation:
         held_out = open_corpora(config.validation, config.cache)
@@ -72,7 +72,7 @@ def validation_splits(config: DataConfig, trained: Mapping[str, SampleSource]) -
 
 
 def _warn_of_what_is_trained_on(trained: Mapping[str, SampleSource], evaluated: Mapping[str, SampleSource]) -> None:
-    """Say which sources are evaluated on all that is trained on: bare pairs and files of prompts hold nothing out."""
+    """Warn of sources that are evaluated on their training data: bare pairs and files of prompts hold nothing out."""
     fingerprints = [corpus.fingerprint for corpus in trained.values()]
     for name, corpus in evaluated.items():
         if "validation" not in corpus.splits and corpus.fingerprint in fingerprints:
@@ -82,10 +82,10 @@ def _warn_of_what_is_trained_on(trained: Mapping[str, SampleSource], evaluated: 
 
 
 def check_same_tokenizer(corpora: Iterable[tuple[str, SampleSource]]) -> None:
-    """Check that the named sources which state a tokenizer state the same one.
+    """Check that all named sources that state a tokenizer state the same one.
 
     Raises:
-        ValueError: two state different ones, or another end of documents; says what to prepare anew.
+        ValueError: two differ in tokenizer or end-of-text token; the message says what to prepare again.
     """
     known = [(name, corpus) for name, corpus in corpora if corpus.tokenizer_sha256 is not None]
     for name, corpus in known:
@@ -105,7 +105,7 @@ def check_same_tokenizer(corpora: Iterable[tuple[str, SampleSource]]) -> None:
 
 
 def _remedy(first_name: str, first: SampleSource, name: str, corpus: SampleSource) -> str:
-    """Say how two sources come to the same tokenizer: a task takes any, a corpus has to be prepared again."""
+    """Return how to give two sources the same tokenizer: a task takes any, a corpus has to be prepared again."""
     if not isinstance(corpus, TaskSource) and not isinstance(first, TaskSource):
         again = f"prepare {name} again with --tokenizer {first.tokenizer_path} --overwrite"
         return f"{again} (or {first_name} with the other one)"

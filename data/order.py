@@ -1,4 +1,4 @@
-"""Find which window of which corpus is sample number g, by a pure function: there is no order to store or skip.
+"""Map sample number g to a window of a corpus by a pure function: there is no order to store or skip through.
 
     g -> (source, ordinal in that source), by mixture.py -> (epoch, place) -> window, by a keyed shuffle
 
@@ -19,25 +19,25 @@ from plumbline.data.mixture import Mixture, OrderedSource
 UInt64s = npt.NDArray[np.uint64]
 
 ROUNDS = 8
-"""Feistel rounds. Four suffice for a good shuffle of many items; tiny halves (2 or 3 bits) mix less per round."""
+"""Feistel rounds. Four give a good shuffle of many items; tiny halves (2 or 3 bits) mix less per round."""
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # the odd number nearest 2^64 / golden ratio: the step of splitmix64
 
 EPOCHS = 256
-"""Epochs that are searched for a window at a time."""
+"""Epochs searched for a window at a time."""
 
 LARGEST = 2**62
-"""Greatest size `permute` takes."""
+"""Largest size that `permute` takes."""
 
 
 def derive_key(*parts: object) -> int:
-    """Return a 64-bit key from any printable parts; a change in any of them gives an unrelated key."""
+    """Return a 64-bit key derived from any printable parts; changing any of them gives an unrelated key."""
     return int.from_bytes(blake2b(repr(parts).encode(), digest_size=8).digest(), "little")
 
 
 def subkey(key: int | UInt64s, number: int | Int64s) -> UInt64s:
-    """Return element `number` of the splitmix64 stream from `key` on: many keys out of one, by arithmetic alone."""
-    with np.errstate(over="ignore"):  # sums and products are meant modulo 2^64, here and in _scramble
+    """Return element `number` of the splitmix64 stream that starts at `key`: many keys derived from one."""
+    with np.errstate(over="ignore"):  # sums and products are modulo 2^64, here and in _scramble
         steps = (np.asarray(number, np.int64).astype(np.uint64) + np.uint64(1)) * GOLDEN
         return _scramble(np.asarray(key, np.uint64) + steps)
 
@@ -89,14 +89,14 @@ def _walk(index: npt.ArrayLike, size: npt.ArrayLike, key: int | UInt64s, network
 
 
 def _bit_length(number: Int64s) -> Int64s:
-    """Return the length of each number in binary, exactly: a half of it at a time fits a float."""
+    """Return the exact bit length of each number, half of its bits at a time because only that fits a float."""
     high = number >> 31
     halves = np.where(high > 0, high, number).astype(np.float64)
     return np.frexp(halves)[1].astype(np.int64) + 31 * (high > 0)
 
 
 def _feistel(value: UInt64s, half_bits: UInt64s, rounds: UInt64s) -> UInt64s:
-    """Run one pass of the network over 2 x half_bits bits: swap the halves, and hide one behind a hash of the other."""
+    """Run one pass of the network over 2 x half_bits bits: each round swaps the halves and XORs one with a hash."""
     mask = (np.uint64(1) << half_bits) - np.uint64(1)
     left, right = value >> half_bits, value & mask
     for key in rounds:
@@ -127,7 +127,7 @@ def _scramble(value: UInt64s) -> UInt64s:
 
 @dataclass(frozen=True)
 class Location:
-    """Hold where some samples lie, in three arrays of the shape that was asked for."""
+    """Hold the locations of samples, in three arrays of the requested shape."""
 
     source: Int64s
     epoch: Int64s
@@ -135,7 +135,7 @@ class Location:
 
 
 class TrainOrder:
-    """Order training samples over a weighted mixture of corpora: without end, unless all sources have one."""
+    """Order training samples over a weighted mixture of corpora, endless unless every source has a limit."""
 
     def __init__(self, sources: Sequence[OrderedSource], seed: int) -> None:
         """Lay out the mixture.
@@ -171,12 +171,12 @@ class TrainOrder:
         return Location(source, epoch, permute(place, num_windows, subkey(self._keys[source], epoch)))
 
     def samples_of(self, source: int, window: int, stop: int) -> Iterator[int]:
-        """Yield, in order, the samples before `stop` that read a window of a source: one in each epoch, see `locate`.
+        """Yield, in order, the samples before `stop` that read a given window of a source: one per epoch, see `locate`.
 
         Args:
-            source: its place among the sources.
-            window: its number.
-            stop: sample before which to end; epochs are computed a block at a time, however many there are.
+            source: index of the source.
+            window: number of the window.
+            stop: sample before which to end; epochs are computed in blocks, however many there are.
         """
         windows = self.sources[source].num_windows
         epochs = np.arange(EPOCHS)

@@ -1,9 +1,9 @@
-"""Keep the packed windows of a corpus in files, made once by whichever process comes first, and read samples by them.
+"""Cache the packed windows of a corpus in files, made once by the first process, and read samples through them.
 
-They lie in `$PLUMBLINE_CACHE` (default: ~/.cache/plumbline), for a corpus may be read-only. The folder
-`packing/FINGERPRINT-LENGTH` has where each piece begins (int64) and its inputs (int32), window after window, and the
-first piece of each window (int64): 12 bytes a piece and 8 a window. All are memory-mapped, so any window is read at
-once.
+They lie in `$PLUMBLINE_CACHE` (default: ~/.cache/plumbline), since a corpus may be read-only. The folder
+`packing/FINGERPRINT-LENGTH` holds the start of each piece (int64) and its number of inputs (int32), window after
+window, and the first piece of each window (int64): 12 bytes per piece and 8 per window. All are memory-mapped for
+random access.
 """
 
 import contextlib
@@ -32,12 +32,12 @@ LOG = logging.getLogger(__name__)
 FACTS = "packing.json"
 FILES: dict[str, np.dtype[Any]] = {"starts": np.dtype("<i8"), "lengths": np.dtype("<i4"), "windows": np.dtype("<i8")}
 KIND = FolderKind("a folder of packed windows", marks=(FACTS,), others=tuple(FILES))
-VERSION = 1  # of the files, and of which window holds what
+VERSION = 1  # of the file format and of the packing
 
 
 @dataclass(frozen=True)
 class Facts:
-    """Say what packing came to."""
+    """Summarise a packing."""
 
     version: int
     length: int
@@ -47,13 +47,13 @@ class Facts:
     windows: int
     pieces: int
     documents: int
-    """Documents with anything to predict."""
+    """Documents with at least one token to predict."""
     cut: int
-    """Documents that are longer than a window."""
+    """Documents longer than a window."""
 
     @property
     def padding(self) -> float:
-        """Return the share of padding in the windows."""
+        """Return the fraction of padding in the windows."""
         return 1 - (self.tokens - 1) / (self.windows * self.length)
 
     def __str__(self) -> str:
@@ -65,14 +65,14 @@ class Facts:
 
 @dataclass(frozen=True)
 class PackedSplit:
-    """Read a training split in windows that are packed by best fit, of one length."""
+    """Read a training split in windows of one length, packed by best fit."""
 
     split: Split
     facts: Facts
     starts: Int64s
     """[pieces]: the token that each piece begins with, window after window."""
     lengths: npt.NDArray[np.int32]
-    """[pieces]: inputs of each piece."""
+    """[pieces]: number of inputs of each piece."""
     windows: Int64s
     """[windows + 1]: the first piece of each window, and the number of pieces."""
     has_answers = False
@@ -88,7 +88,7 @@ class PackedSplit:
         return self.facts.windows
 
     def evaluation_windows(self, length: int) -> int:
-        """Return the same number as `training_windows`: nothing is left out."""
+        """Return the same number as `training_windows`, since nothing is left out."""
         return self.training_windows(length)
 
     def read(self, number: int, length: int) -> Window:
@@ -113,7 +113,7 @@ class PackedSplit:
         tokens = self.split.indexed.read_all(starts, sizes)
         padded = np.flatnonzero(filled < length)
         after = self.split.indexed.read_all(starts + sizes, np.ones_like(sizes))
-        # As on disk, widened for all rows at once; what follows may lie in a shard of wider tokens
+        # In the dtype on disk, widened for all rows at once; `after` may come from a shard with a wider dtype
         inputs = np.zeros((len(numbers), length), np.result_type(tokens, after))
         labels = np.empty_like(inputs)
         for first, its in zip([0, *(padded + 1).tolist()], np.split(tokens, stops[padded]), strict=True):
@@ -126,25 +126,25 @@ class PackedSplit:
         rows.begins += [(where[row] * length + column)[column > 0], where[padded] * length + filled[padded]]
 
     def windows_with(self, first: int, stop: int) -> list[int]:
-        """Return the windows that hold tokens [first, stop) as input, whole or in part; looks at every piece."""
+        """Return the windows that hold any of the tokens [first, stop) as input; scans all pieces."""
         pieces = np.flatnonzero((self.starts < stop) & (self.starts + self.lengths > first))
         found: list[int] = np.unique(np.searchsorted(self.windows, pieces, side="right") - 1).tolist()
         return found
 
     def pieces(self, number: int, length: int) -> list[Piece]:
-        """Return what has to be fetched to read window `number`, in order; nothing of a local corpus."""
+        """Return the pieces to fetch before window `number` can be read, in order; none for a local corpus."""
         assert length == self.facts.length
         its = slice(int(self.windows[number]), int(self.windows[number + 1]))
         spans = zip(self.starts[its].tolist(), self.lengths[its].tolist(), strict=True)
         return [piece for start, size in spans for piece in pieces_of(self.split.indexed, start, start + size + 1)]
 
     def bits_per_byte(self, loss: float) -> float | None:
-        """Return a loss in nats per token as bits per byte of source text; None where the bytes are unknown."""
+        """Return a loss in nats per token as bits per byte of source text, or None if the bytes are unknown."""
         return self.split.bits_per_byte(loss)
 
 
 def open_packed(split: Split, fingerprint: str, length: int) -> PackedSplit:
-    """Open the packed windows of a corpus's training split, or make them first, once for all processes of a node.
+    """Open the packed windows of a corpus's training split; the first process of a node makes them if they are missing.
 
     Raises:
         ValueError: the split has nothing to predict, or the windows cannot be written.
@@ -165,7 +165,7 @@ def open_packed(split: Split, fingerprint: str, length: int) -> PackedSplit:
 
 
 def cache_folder() -> Path:
-    """Return the folder for what can be computed again."""
+    """Return the folder for files that can be recomputed."""
     default = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "plumbline"
     return Path(os.environ.get("PLUMBLINE_CACHE") or default)
 
@@ -189,7 +189,7 @@ def _make(split: Split, length: int, folder: Path) -> Facts:
 
 
 def _read_facts(folder: Path) -> Facts | None:
-    """Return the facts of a folder whose files are as large as they say; None where there is none such."""
+    """Return the facts of a folder, or None if it is missing or its files do not have the sizes stated there."""
     try:
         facts = Facts(**json.loads((folder / FACTS).read_text(encoding="utf-8")))
         counts = {"starts": facts.pieces, "lengths": facts.pieces, "windows": facts.windows + 1}
@@ -205,7 +205,7 @@ def _map(path: Path) -> npt.NDArray[Any]:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Hold a lock that ends with the process; where the file system has none, two may do the same work."""
+    """Hold a lock that ends with the process; without locks in the file system, two may do the same work."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as file:
         with contextlib.suppress(OSError):

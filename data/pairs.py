@@ -1,6 +1,6 @@
 """Find bare Megatron-LM pairs by prefix, folder, glob or list, and open them as one stream.
 
-The order is that of their paths, however they were listed.
+They are ordered by path, however they were listed.
 """
 
 import contextlib
@@ -20,11 +20,11 @@ from plumbline.data.remote.tokens import RemoteTokens
 from plumbline.data.shards import Shards, Tokens
 
 AT_ONCE = 16
-"""Remote pairs that are asked about at a time."""
+"""Remote pairs that are queried at a time."""
 
 
 class NoPairError(ValueError):
-    """State that nothing is where pairs are looked for."""
+    """State that no pairs were found."""
 
 
 def find_pairs(entries: Sequence[str]) -> list[str]:
@@ -82,7 +82,7 @@ def _remote_prefixes(entry: str) -> list[str]:
 
 
 def _stems(files: Sequence[str]) -> list[str]:
-    """Return the prefixes of the pairs among some files, each once."""
+    """Return the prefixes of the pairs among some files, without duplicates."""
     return sorted({_stem(name) for name in files if name.endswith(".idx")})
 
 
@@ -91,20 +91,20 @@ def _stem(path: str) -> str:
 
 
 class _Pair(NamedTuple):
-    """Hold what is known of a pair before it is read."""
+    """Hold what is known about a pair before it is read."""
 
     tokens: int
     documents: int
     checksum: str
-    """xxh3-64 of the index, which tells it from others."""
+    """xxh3-64 of the index, which identifies the pair."""
 
 
 def open_pairs(prefixes: Sequence[str], cache: Cache) -> tuple[Tokens, list[str]]:
-    """Open pairs as one stream; returns it and a checksum of each pair's index.
+    """Open pairs as one stream; return it and a checksum of each pair's index.
 
     Raises:
-        ValueError: one is not whole, or no pair.
-        RemoteError: a remote one cannot be had.
+        ValueError: one is incomplete or not a pair.
+        RemoteError: a remote one cannot be fetched.
     """
 
     def open_shard(number: int) -> Tokens:

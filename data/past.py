@@ -1,4 +1,4 @@
-"""Compare what two mixtures have drawn, wherever the corpora of the first one lie by now."""
+"""Compare what two mixtures have drawn so far, even if corpora have moved since."""
 
 from collections.abc import Iterator, Mapping
 
@@ -9,33 +9,33 @@ from plumbline.data.opening import open_source
 
 
 def same_past(old: DataConfig, new: DataConfig, step: int, drawn: Mapping[str, str], now: Mapping[str, str]) -> bool:
-    """Return whether two mixtures have drawn the same samples up to step `step`, whatever they do from there on.
+    """Return whether two mixtures draw the same samples before step `step`, whatever they do afterwards.
 
-    They may differ in weights and limits that count later, in sources that join later and in where the corpora lie.
+    They may differ in later weights and limits, in sources that join later, and in where the corpora lie.
 
     Args:
-        old: What was read until then.
-        new: What is to be read from then on.
-        step: The first one that is not compared.
+        old: The data section used until then.
+        new: The data section from then on.
+        step: The first step that is not compared.
         drawn: Name -> fingerprint of the sources of `old` as they were read, in their order.
         now: The same of `new`.
 
     Raises:
-        ValueError: a source of then is gone, and none of now has its name and its tokens.
+        ValueError: a source of `old` is gone, and none of `new` has its name and its tokens.
     """
     samples = new.batch_plan.samples_before(step)
     old = old.model_copy(update={"train": list(_found_again(old, new, drawn, now)), "cache": new.cache})
     histories = [_history(new, samples)]
     try:
         histories.append(_history(old, samples))
-    except ValueError:  # its sources cannot be read together any more
+    except ValueError:  # its sources can no longer be read together
         return False
     return histories[0] == histories[1]
 
 
 def _history(config: DataConfig, samples: int) -> list[tuple[int, list[tuple[str, int, int]]]]:
-    """Return what the first samples depend on, see `Mixture.history`."""
-    # One sample is a micro-batch, which fits every batch size of a warm-up, whatever the ranks are
+    """Return everything that the first samples depend on, see `Mixture.history`."""
+    # Micro-batches of one sample fit every batch size of a warm-up on any number of ranks
     alone = config.model_copy(update={"micro_batch_size": 1})
     return TrainBatches(alone, seed=0).order.mixture.history(samples)
 
@@ -43,7 +43,7 @@ def _history(config: DataConfig, samples: int) -> list[tuple[int, list[tuple[str
 def _found_again(
     old: DataConfig, new: DataConfig, drawn: Mapping[str, str], now: Mapping[str, str]
 ) -> Iterator[SourceConfig]:
-    """Yield the sources of `old`, each from where `new` has the same tokens under its name, else from where it was."""
+    """Yield the sources of `old`, each from the path where `new` has the same tokens under its name, else its own."""
     places = dict(zip(now, new.train, strict=True))
     for (name, fingerprint), source in zip(drawn.items(), old.train, strict=True):
         if now.get(name) == fingerprint:
@@ -62,7 +62,7 @@ def _found_again(
 
 
 def renamed(drawn: Mapping[str, str], now: Mapping[str, str]) -> str:
-    """Say which sources have the tokens of those that were drawn, and another name: what would make them the same."""
+    """Return which sources only changed their name, and what would make them match those that were drawn."""
     names = {fingerprint: name for name, fingerprint in now.items()}
     return "".join(
         f"; {names[fingerprint]} has the tokens of {name}: give it name: {name}"

@@ -1,4 +1,4 @@
-"""Say what a path in a configuration may be: a local one, where `~` is the home folder, or a URL without a secret."""
+"""Define paths in a configuration: local ones, where `~` is the home folder, or URLs without secrets."""
 
 import os
 import re
@@ -7,11 +7,11 @@ from typing import Annotated
 from pydantic import AfterValidator
 
 HomePath = Annotated[str, AfterValidator(os.path.expanduser)]
-"""A path in a configuration, in which `~` is the home folder: no shell has seen it. A URL stays as it is."""
+"""A path in a configuration, in which `~` is expanded since no shell does it. A URL stays as it is."""
 
 
 def last_part(path: str | os.PathLike[str]) -> str:
-    """Return the last part of a path or URL, of a link its own; of the current folder its name."""
+    """Return the last part of a path or URL: a link's own name, and for `.` the folder's name."""
     return os.path.basename(os.path.abspath(path))  # noqa: PTH100, PTH119 - Path.absolute() keeps ".."
 
 
@@ -21,10 +21,10 @@ def is_url(path: object) -> bool:
 
 
 def check_url(url: str) -> None:
-    """Refuse a URL with a secret in it; the message does not repeat it.
+    """Refuse a URL that contains a secret; the message does not repeat it.
 
     Raises:
-        ValueError: there is a user name, a password or a signature in it.
+        ValueError: it contains a user name, a password or a signature.
     """
     protocol, _, rest = url.partition("://")
     place = rest.partition("/")[0]

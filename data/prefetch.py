@@ -1,4 +1,4 @@
-"""Compute items ahead of whoever takes them, in threads, in order and not too far."""
+"""Compute items ahead of their consumer, in threads, in order and up to a bound."""
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -9,11 +9,11 @@ from typing import TypeVar
 Item = TypeVar("Item")
 
 DEPTH = 2
-"""Items that stand ready, besides the one that each thread works on."""
+"""Finished items that may wait, besides the one that each thread works on."""
 
 
 def prefetch(tasks: Iterable[Callable[[], Item]], threads: int = 1, depth: int = DEPTH) -> Generator[Item, None, None]:
-    """Yield what `tasks` return, in order, while `threads` background threads work up to `depth` of them ahead.
+    """Yield the results of `tasks` in order, while `threads` background threads work up to `depth` of them ahead.
 
     An exception in a task is raised here, in its place in the order. Closing the generator ends the threads.
     """

@@ -1,7 +1,7 @@
-"""Turn text into a corpus: look at every document once, build the tokenizer, then tokenize every document.
+"""Turn text into a corpus: survey every document, build the tokenizer, then tokenize every document.
 
-The folder appears under its name only when it is complete; the same request again finds it and does nothing. A run that
-was killed is gone on with by the same request.
+The folder appears under its name only when it is complete; repeating the request then does nothing. The same request
+continues a run that was killed.
 """
 
 import logging
@@ -35,22 +35,22 @@ LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Result:
-    """Hold the corpus that there is now."""
+    """Hold the finished corpus."""
 
     output: Path | str
     """The folder, or the URL."""
     manifest: Manifest
     seconds: float | None
-    """Time taken; None if the corpus was there already."""
+    """Time taken, or None if the corpus existed already."""
 
 
 def prepare(request: Request) -> Result:
-    """Make a corpus, unless the same one is there already.
+    """Make a corpus, unless the same one exists already.
 
     Raises:
         ValueError: the request cannot be met; nothing was written.
         OSError: the disk is full, and nothing was kept; or a file cannot be read or written, or a process died, and the
-            same request goes on from there.
+            same request continues from there.
     """
     started = time.monotonic()
     request.check()
@@ -68,10 +68,10 @@ def prepare(request: Request) -> Result:
 
 
 def exists_already(output: Path, wanted: Mapping[str, Any], overwrite: bool) -> bool:
-    """Return whether the corpus of this request is there; an error if something else is in its place.
+    """Return whether the corpus of this request exists; refuse anything else in its place.
 
     Raises:
-        ValueError: names what is there.
+        ValueError: something else is there; the message names it.
     """
     if overwrite or is_free(output) or not (output / MANIFEST).is_file():
         check_replaceable(output, CORPUS)
@@ -82,7 +82,7 @@ def exists_already(output: Path, wanted: Mapping[str, Any], overwrite: bool) -> 
 
 
 def warn_of_share(manifest: Manifest, fraction: float, remedy: str) -> None:
-    """Say so if the share of the text that is held out is far from `fraction`, which was asked for."""
+    """Warn if the held-out share of the text is far from `fraction`, which was requested."""
     sizes = {name: record.source_bytes for name, record in manifest.splits.items()}
     share = sizes["validation"] / sum(sizes.values())
     if not is_near(share, fraction):
@@ -92,7 +92,7 @@ def warn_of_share(manifest: Manifest, fraction: float, remedy: str) -> None:
 
 
 def _fill(request: Request, folder: Path, identity: dict[str, Any]) -> Manifest:
-    """Fill a folder; return what is in it then."""
+    """Fill a folder and return its manifest."""
     filled = fill(request, folder, request.name_pair)
     if request.identity() != identity:
         raise ValueError(CHANGED)

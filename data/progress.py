@@ -1,4 +1,4 @@
-"""Show how far a long pass over text has come: a bar on a terminal, a line now and then in a log."""
+"""Show the progress of a long pass over text: a bar on a terminal, occasional lines in a log."""
 
 import logging
 import sys
@@ -19,7 +19,7 @@ class Progress:
 
         Args:
             label: What is being done.
-            total: Bytes to come; None when not known.
+            total: Bytes in total, or None if unknown.
         """
         self._bar = tqdm(desc=label, total=total, unit="B", unit_scale=True, file=sys.stderr, disable=None, leave=False)
         self._label = label
@@ -39,5 +39,5 @@ class Progress:
             LOG.info(f"{self._label}: {self._done / 1e6:,.0f}{of_total} MB, {speed:,.1f} MB/s")
 
     def close(self) -> None:
-        """Take the bar off the terminal."""
+        """Remove the bar from the terminal."""
         self._bar.close()

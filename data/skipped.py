@@ -1,4 +1,4 @@
-"""Leave windows of the data out: which data each step takes, once what broke a run has been stepped over."""
+"""Map steps to data when windows of the data are left out, to step over samples that broke a run."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,20 +10,20 @@ Window = tuple[int, int]
 
 @dataclass(frozen=True)
 class SkippedData:
-    """Say which data a run leaves out. Data step d (from 0) is what step d takes where nothing is left out.
+    """State which data a run leaves out. Data step d (from 0) is what step d takes if nothing is left out.
 
-    A step takes the next data step that is not left out, so the order of data stays a pure function of the step.
+    Each step takes the next data step that is not left out, so the order of data stays a pure function of the step.
     """
 
     windows: tuple[Window, ...] = ()
-    """What is left out, in order and apart from each other, as `of` makes them."""
+    """What is left out: sorted, disjoint and not adjacent, as `of` makes them."""
 
     @classmethod
     def of(cls, windows: Iterable[Window]) -> "SkippedData":
-        """Return what leaves out some windows, in any order, which may overlap.
+        """Return an object that leaves out some windows, in any order, which may overlap.
 
         Raises:
-            ValueError: one is no window.
+            ValueError: one is not a window.
         """
         joined: list[Window] = []
         for first, stop in sorted(windows):
@@ -37,10 +37,10 @@ class SkippedData:
 
     @classmethod
     def from_json(cls, windows: Any) -> "SkippedData":
-        """Return what a list of pairs of integers leaves out.
+        """Return an object that leaves out a list of pairs of integers.
 
         Raises:
-            ValueError: it is something else.
+            ValueError: it is not such a list.
         """
         try:
             pairs = [(first, stop) for first, stop in windows]
@@ -51,7 +51,7 @@ class SkippedData:
         return cls.of(pairs)
 
     def __or__(self, other: "SkippedData") -> "SkippedData":
-        """Return what leaves out the windows of both."""
+        """Return an object that leaves out the windows of both."""
         return self.of([*self.windows, *other.windows])
 
     def data_step(self, step: int) -> int:
@@ -63,7 +63,7 @@ class SkippedData:
         return step
 
     def step_of(self, data_step: int) -> int | None:
-        """Return the step (from 0) that takes a data step; None: it is left out."""
+        """Return the step (from 0) that takes a data step, or None if it is left out."""
         before = 0
         for first, stop in self.windows:
             if data_step < first:

@@ -1,7 +1,7 @@
-"""Find the files that a source names, and say of each how it is read.
+"""Find the files that a source names, and decide how each is read.
 
-A folder is read whole but for hidden things, installed packages, caches and corpora; what is in it and not read as one
-may think is counted, so that it can be said.
+A folder is read whole except for hidden files, installed packages, caches and corpora; files in it that are not read as
+one might expect are counted, so that a warning can name them.
 """
 
 import codecs
@@ -23,10 +23,10 @@ ROWS = (*LINES, *COMPRESSED_LINES, ".parquet", ".arrow")
 TABLES = (".csv", ".tsv", ".xls", ".xlsx")
 PACKED = (".gz", ".zst", ".bz2", ".xz", ".lz4", ".zip", ".tar", ".tgz", ".7z")
 ARRAY = re.compile(rb"\s*\[\s*\{")
-"""How a .json file begins that is one array of objects."""
-LOOKED_AT = 4096  # bytes at the beginning of a file that say what kind it is of; spaces are passed over
+"""The beginning of a .json file that holds one array of objects."""
+LOOKED_AT = 4096  # bytes at the beginning of a file that tell its kind; spaces are skipped
 LEFT_OUT = ("site-packages", "dist-packages", "__pycache__")
-"""Folders that are not read with what they lie in: installed packages and caches."""
+"""Folders that are skipped inside other folders: installed packages and caches."""
 NOT_READ = {
     "packed": f"is packed, and of such files {', '.join(COMPRESSED_LINES)} are read: unpack it",
     "table": "a table, which would be read as one text, its commas included: write it as .jsonl or .parquet, a "
@@ -36,7 +36,7 @@ NOT_READ = {
     "rows": "lines that are JSON objects, which would be read as one text: give it a name that ends in .jsonl; or name "
     "the folder it is in, of which it is one text",
 }
-"""Kinds of files that are refused where they are named, and what to do."""
+"""Kinds of files that are refused if they are named, and the remedy."""
 IN_FOLDER = {
     "corpus": "corpora that are prepared already are left out",
     "closed": "folders that you may not open are left out",
@@ -46,15 +46,15 @@ IN_FOLDER = {
     "array": "arrays of JSON objects are read as one text each: write them as .jsonl",
     "rows": "files whose lines are JSON objects are read as one text each: name them .jsonl",
 }
-"""Kinds of what is in a folder that is warned of."""
+"""Kinds of files in a folder that cause a warning."""
 
 
 def kind_of(path: Path, fields: Collection[str]) -> str:
-    """Return how a file is read, by the end of its name; .json by its first lines as well.
+    """Return how a file is read, judged by its suffix, and for .json by its first lines as well.
 
     Args:
         path: the file.
-        fields: of a row, that the text is made of.
+        fields: the fields of a row from which the text is made.
     """
     name = path.name.lower()
     if name.endswith(COMPRESSED_LINES):
@@ -67,16 +67,17 @@ def kind_of(path: Path, fields: Collection[str]) -> str:
 def _begins_with_rows(path: Path, fields: Collection[str]) -> bool:
     """Return whether the first two lines of a file are objects, as in an unpacked .json.gz.
 
-    The only line of a file is a row if it has the fields: in a folder of code it is a setting or a manifest.
+    The only line of a file counts as a row if it has the fields: in a folder of code it is rather a setting or a
+    manifest.
     """
     rows = _first_rows(path)
     return len(rows) == 2 or (len(rows) == 1 and rows[0].keys() >= set(fields))
 
 
 def _first_rows(path: Path) -> list[dict[str, Any]]:
-    """Return the first two lines of a file if all of them are objects, else none; blank lines do not count.
+    """Return the first two lines of a file, without blank ones, if all are objects, else an empty list.
 
-    A line longer than `PART_BYTES` is no object: it may be all of a large file.
+    A line longer than `PART_BYTES` is not taken for an object: it may be all of a large file.
     """
     rows: list[dict[str, Any]] = []
     with path.open("rb") as file:
@@ -101,7 +102,7 @@ def _is_array_of_rows(path: Path) -> bool:
 
 
 def files_of(spec: str) -> list[Path]:
-    """Return the files of a source, each once, sorted: of a path, a glob, a folder or `stdlib`.
+    """Return the files of a path, a glob, a folder or `stdlib`, sorted and without duplicates.
 
     Raises:
         ValueError: there is no such file.
@@ -112,19 +113,19 @@ def files_of(spec: str) -> list[Path]:
 
 
 def check_no_rows(spec: str, files: Iterable[Path]) -> None:
-    """Refuse files that are read as one text each though their lines are JSON objects, unless a folder has them.
+    """Refuse files that would be read as one text each though their lines are JSON objects, unless found in a folder.
 
     Raises:
-        ValueError: names the first.
+        ValueError: names the first such file.
     """
     if not Path(spec).is_dir() and (path := next(filter(_is_text_of_rows, files), None)):
         raise ValueError(f"--source {path}: {NOT_READ['rows']}")
 
 
 def _again(paths: list[Path]) -> dict[Path, Path]:
-    """Return the names of files that have another one among these, each with that one, by which the file is read.
+    """Return the duplicate names of files, each with the name by which the file is read.
 
-    A name by which rows are read goes first, then a link: in a cache of the hub it alone has an ending.
+    A name that is read as rows is preferred, then a link: in a cache of the hub only the link has a suffix.
     """
     real = {folder: os.path.realpath(folder) for folder in {path.parent for path in paths}}
     links = {path for path in paths if path.is_symlink()}
@@ -140,7 +141,7 @@ def _again(paths: list[Path]) -> dict[Path, Path]:
 
 
 def _named_by(spec: str) -> list[Path]:
-    """Return the files of a source, sorted, under all their names; ValueError as `files_of`."""
+    """Return the files of a source, sorted, under all their names; raise ValueError as `files_of` does."""
     if Path(spec).is_dir() and not os.access(spec, os.R_OK | os.X_OK):
         raise ValueError(f"--source {spec}: a folder that you may not open")
     if spec == "stdlib":
@@ -167,12 +168,12 @@ def _named_by(spec: str) -> list[Path]:
 
 
 def _check_folders(spec: str, matches: list[str]) -> None:
-    """Refuse a glob that matches a folder and not what is in it, which would be left out.
+    """Refuse a glob that matches a folder but not its contents, which would be left out.
 
     Raises:
         ValueError: names the folder.
     """
-    if "**" in spec:  # goes down by itself
+    if "**" in spec:  # recursive by itself
         return
     for folder in map(Path, sorted(matches)):
         if folder.is_dir() and folder.name not in LEFT_OUT and any(path.is_file() for path in _below(folder)):
@@ -183,19 +184,19 @@ def _check_folders(spec: str, matches: list[str]) -> None:
 
 
 def surprises_in(spec: str, fields: Collection[str]) -> str:
-    """Return what in a source is not read as one may think, with counts and an example each; often nothing.
+    """Return a description of what in a source is not read as one might expect, with counts and examples, or "".
 
-    A folder is walked once for all that is said of it.
+    A folder is walked only once.
 
     Args:
         spec: the source.
-        fields: of a row, that the text is made of.
+        fields: the fields of a row from which the text is made.
 
     Raises:
         ValueError: there is no such file.
     """
     below = list(_below(Path(spec))) if _is_folder(spec) else []
-    named = _files_among(below) or _named_by(spec)  # which raises where a folder has no file
+    named = _files_among(below) or _named_by(spec)  # raises if a folder has no file
     again = _again(named)
     twice = ""
     if again:
@@ -211,7 +212,7 @@ def _is_folder(spec: str) -> bool:
 
 
 def _strange_among(below: Iterable[Path]) -> str:
-    """Return what of all that is in a folder is not read as one may think; often nothing."""
+    """Return a description of what in a folder is not read as one might expect, or ""."""
     found: dict[str, list[Path]] = {}
     for path in below:
         if kind := _strange(path):
@@ -224,7 +225,7 @@ def _strange_among(below: Iterable[Path]) -> str:
 
 
 def _texts_beside_rows(files: list[Path], fields: Collection[str]) -> str:
-    """Return which files of a folder are read as one text each where most of its bytes are rows; often nothing."""
+    """Return which files are read as one text each although most bytes of their folder are rows, or ""."""
     rows = [path for path in files if path.name.lower().endswith(ROWS)]
     texts = [path for path in files if rows and _not_read(path) is None and kind_of(path, fields) == "text"]
     if not texts or sum(path.stat().st_size for path in texts) > sum(path.stat().st_size for path in rows):
@@ -234,7 +235,7 @@ def _texts_beside_rows(files: list[Path], fields: Collection[str]) -> str:
 
 
 def _strange(path: Path) -> str | None:
-    """Return the kind of what is in a folder, one of `IN_FOLDER`; None for what is read as one thinks."""
+    """Return the `IN_FOLDER` kind of a path in a folder, or None if it is read as expected."""
     if path.is_file():
         return _not_read(path) or ("rows" if _is_text_of_rows(path) else None)
     if path.is_symlink():
@@ -245,7 +246,7 @@ def _strange(path: Path) -> str | None:
 
 
 def _not_read(path: Path) -> str | None:
-    """Return the kind of a file whose rows or texts cannot be read, one of `NOT_READ`; None for any other file."""
+    """Return the `NOT_READ` kind of a file whose rows or texts cannot be read, or None for any other file."""
     if is_packed(path):
         return "packed"
     if path.suffix.lower() in TABLES:
@@ -258,25 +259,25 @@ def _is_text_of_rows(path: Path) -> bool:
 
 
 def is_packed(path: Path) -> bool:
-    """Return whether a file is packed in a way that is not read."""
+    """Return whether a file is compressed in an unsupported way."""
     name = path.name.lower()
     return name.endswith(PACKED) and not name.endswith(COMPRESSED_LINES)
 
 
 def files_under(folder: Path) -> list[Path]:
-    """Return files at any depth, as `_below` finds them."""
+    """Return the files at any depth that `_below` finds."""
     return _files_among(_below(folder))
 
 
 def _files_among(paths: Iterable[Path]) -> list[Path]:
-    """Return those paths that are files, sorted."""
+    """Return the paths that are files, sorted."""
     return sorted(path for path in paths if path.is_file())
 
 
 def _below(folder: Path) -> Iterator[Path]:
-    """Yield what is in a folder at any depth, without hidden things, `LEFT_OUT` and what links to folders lead to.
+    """Yield the contents of a folder at any depth, without hidden files, `LEFT_OUT` and the targets of folder links.
 
-    Of a corpus there is the folder, and not what is in it.
+    A corpus is yielded as a folder, without its contents.
     """
     for root, folders, files in os.walk(folder):
         if MANIFEST in files and _is_corpus(Path(root)):
@@ -289,5 +290,5 @@ def _below(folder: Path) -> Iterator[Path]:
 
 
 def _is_corpus(folder: Path) -> bool:
-    """Return whether a folder is what prepare.py makes."""
+    """Return whether a folder was made by prepare.py."""
     return (folder / MANIFEST).is_file() and ((folder / "tokenizer").is_dir() or any(folder.glob("generation-*")))

@@ -1,11 +1,11 @@
-"""Name the inputs of a corpus, in the same order every time, and cut them into units that one process reads.
+"""List the inputs of a corpus in a fixed order, and cut them into units that one process reads.
 
     PATH, GLOB, DIRECTORY       .jsonl, .jsonlines, .jl, .ndjson, .json of such lines, each also as .gz or .zst,
                                 .parquet, .arrow: one document per row; any other file: one document per file
     hf:NAME[:CONFIG[:SPLIT]]    a Hugging Face dataset from the hub or a local folder, streamed; SPLIT is train
     stdlib                      the Python standard library's own source code, already on every machine
 
-What each kind of file is read by stands in preparation/records.py.
+preparation/records.py has the reader for each kind of file.
 """
 
 import json
@@ -26,27 +26,27 @@ from plumbline.data.preparation.long_text import PART_BYTES
 from plumbline.data.source_files import ROWS, check_no_rows, files_of, files_under, is_packed, kind_of, surprises_in
 
 UNIT_BYTES = 64 << 20
-"""Most bytes of a file of lines, or of small files together, that are one unit."""
+"""Most bytes of one unit: a range of a file of lines, or small files together."""
 MOST_FILES = 50_000
-"""Files that are remembered one by one in the manifest, which every start of a run reads."""
+"""Most files that are recorded one by one in the manifest, which every start of a run reads."""
 REPEAT = "leave one out; to read a text more often, give its corpus a larger weight or max_epochs in data.train"
-"""What to do instead of naming a text twice."""
-SAVED_SPLITS, SAVED_FILES = "dataset_dict.json", "state.json"  # what `datasets` writes with save_to_disk
+"""The remedy for naming a text twice."""
+SAVED_SPLITS, SAVED_FILES = "dataset_dict.json", "state.json"  # files that `datasets` writes with save_to_disk
 
 
 @dataclass(frozen=True)
 class Unit:
-    """Name what one process reads in one go: some files, a range of one file, or a part of a dataset."""
+    """Describe what one process reads in one go: some files, a range of one file, or a part of a dataset."""
 
     source: int
-    """Number of the source, in the order of the command."""
+    """Index of the source, in the order of the command line."""
     kind: str
     """The reader, one of `records.READERS`."""
     names: tuple[str, ...]
     """Paths of files, or the name of a dataset."""
     start: int = 0
     stop: int = 0
-    """Bytes of a file of lines; number and count of the parts of a dataset."""
+    """Range of bytes of a file of lines; for a dataset, the number of the part and of all parts."""
 
 
 @dataclass(frozen=True)
@@ -57,15 +57,16 @@ class Sources:
     text_key: str = "text"
     """The field or column of a row that holds the text; a.b is field b of field a."""
     document_separator: str | None = None
-    """Cuts plain-text files into documents; None: one document per file."""
+    """Separator that cuts plain-text files into documents, or None for one document per file."""
     template: str | None = None
-    """Makes the text of a row from its fields, named in braces; None: the field `text_key` alone."""
+    """Template that makes the text of a row from its fields, named in braces, or None for the field `text_key`
+    alone."""
 
     def __post_init__(self) -> None:
-        """Check separator and template.
+        """Check the separator and the template.
 
         Raises:
-            ValueError: the separator is empty; the template names no field, or asks for more than fields.
+            ValueError: the separator is empty, or the template names no field or uses more than plain fields.
         """
         if self.document_separator == "":
             raise ValueError("--document-separator is empty; leave it out to make each file one document")
@@ -86,7 +87,7 @@ class Sources:
 
     @cached_property
     def fields(self) -> tuple[str, ...]:
-        """Return the fields of a row that the text is made of."""
+        """Return the fields of a row from which the text is made."""
         if self.template is None:
             return (self.text_key.partition(".")[0],)
         return tuple(dict.fromkeys(field for _, field, _, _ in string.Formatter().parse(self.template) if field))
@@ -97,7 +98,7 @@ class Sources:
         return list(map(printable, self.specs))
 
     def fingerprint(self) -> str:
-        """Return a hash of the names, sizes and modification times of all files; of a dataset on the hub, of its name.
+        """Return a hash of the names, sizes and modification times of all files, and of the names of hub datasets.
 
         Raises:
             ValueError: a source names no file, or two name the same one.
@@ -113,8 +114,8 @@ class Sources:
         return digest.hexdigest()
 
     def file_keys(self) -> dict[str, Path]:
-        """Return the files by a hash of path, size, time and fields that are read; none if more than `MOST_FILES`."""
-        # Not of datasets, whose configurations and splits may share files
+        """Return the files keyed by a hash of path, size, time and fields read; empty if more than `MOST_FILES`."""
+        # Without datasets, whose configurations and splits may share files
         files = [path for spec in self.specs if not spec.startswith("hf:") for path in files_of(spec)]
         fields = self.text_key if self.template is None else repr(self.template)
         keys = {}
@@ -140,13 +141,13 @@ class Sources:
                     )
 
     def warnings(self) -> Iterator[str]:
-        """Yield for each source what in it is not read as one may think, in one line."""
+        """Yield one line for each source with content that is not read as one might expect."""
         for spec in self.specs:
             if not spec.startswith("hf:") and (found := surprises_in(spec, self.fields)):
                 yield printable(f"--source {spec}: {found}")
 
     def reading_as(self, request: Mapping[str, Any]) -> "Sources":
-        """Return these sources, read as a request of before reads its own (see `options`).
+        """Return these sources with the reading options of an earlier request (see `options`).
 
         Raises:
             ValueError: the parts of a merged corpus were read in more than one way.
@@ -160,16 +161,16 @@ class Sources:
         return Sources(self.specs, *ways.pop())
 
     def options(self) -> dict[str, Any]:
-        """Return what shapes the documents beside the sources; what was not always there only where it is used."""
+        """Return the options that shape the documents; options newer than the format appear only if they are used."""
         always = {"text_key": self.text_key, "document_separator": self.document_separator}
         return always if self.template is None else {**always, "text_template": self.template}
 
     def units(self) -> Iterator[Unit]:
-        """Yield every unit, in the order of the documents; the same sequence at each call.
+        """Yield every unit, in the order of the documents, the same at each call.
 
         Raises:
             ValueError: a source names no file, or is a dataset that cannot be opened.
-            OSError: a dataset cannot be reached now.
+            OSError: a dataset cannot be reached at the moment.
         """
         for number, spec in enumerate(self.specs):
             if spec.startswith("hf:"):
@@ -180,7 +181,7 @@ class Sources:
                 yield from self._units_of_files(number, files)
 
     def _units_of_files(self, source: int, files: list[Path]) -> Iterator[Unit]:
-        group: list[str] = []  # of small files of text, in a row
+        group: list[str] = []  # consecutive small files of text
         size = 0
         for path in files:
             kind = kind_of(path, self.fields)
@@ -203,7 +204,7 @@ class Sources:
 
 
 def _ways_to_read(request: Mapping[str, Any]) -> Iterator[tuple[str, str | None, str | None]]:
-    """Yield field, separator and template by which a corpus, or each part of a merged one, was read."""
+    """Yield the field, separator and template with which a corpus, or each part of a merged one, was read."""
     if parts := request.get("merged"):
         for part in parts:
             yield from _ways_to_read(part["request"])
@@ -212,20 +213,20 @@ def _ways_to_read(request: Mapping[str, Any]) -> Iterator[tuple[str, str | None,
 
 
 def unescaped(text: str | None) -> str | None:
-    r"""Return a separator or a template as it was meant on the command line, where \n, \r, \t and \\ are spelled."""
+    r"""Return a separator or a template with the escapes \n, \r, \t and \\ of the command line replaced."""
     meant = {"n": "\n", "r": "\r", "t": "\t", "\\": "\\"}
     return None if text is None else re.sub(r"\\([nrt\\])", lambda found: meant[found[1]], text)
 
 
 def printable(text: str) -> str:
-    """Return a text with escapes for what is not Unicode, as bytes of a file's name may be: JSON does not hold it."""
+    """Return a text with escapes for what is not Unicode, such as bytes of a file name, which JSON cannot hold."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _units_of_dataset(source: int, spec: str) -> Iterator[Unit]:
     folder, _, split = _dataset_of(spec)
     saved = Path(folder) / split if (Path(folder) / SAVED_SPLITS).is_file() else Path(folder)
-    if (saved / SAVED_FILES).is_file():  # by save_to_disk: Arrow files, listed in order
+    if (saved / SAVED_FILES).is_file():  # written by save_to_disk: Arrow files, listed in order
         for entry in json.loads((saved / SAVED_FILES).read_text())["_data_files"]:
             yield Unit(source, "arrow", (str(saved / entry["filename"]),))
         return
@@ -235,11 +236,11 @@ def _units_of_dataset(source: int, spec: str) -> Iterator[Unit]:
 
 
 def open_dataset(spec: str) -> Any:
-    """Return a streaming dataset.
+    """Open a dataset for streaming.
 
     Raises:
-        ValueError: `datasets` cannot load it, nor could it later.
-        OSError: it cannot be reached now.
+        ValueError: `datasets` cannot load it, and trying again would not help.
+        OSError: it cannot be reached at the moment.
     """
     import datasets  # slow to import, and only needed here
 
@@ -250,9 +251,9 @@ def open_dataset(spec: str) -> Any:
         return datasets.load_dataset(name, config or None, split=split, streaming=True)
     except MemoryError:
         raise
-    except Exception as error:  # what it asks the hub by has errors of its own
+    except Exception as error:  # the hub's client has errors of its own
         text = f"--source {spec}: datasets cannot load it: {in_words(error)}"
-        # RuntimeError: it is a script, which none runs any more
+        # RuntimeError: it is a script, which `datasets` no longer runs
         if isinstance(error, ValueError | RuntimeError | datasets.exceptions.DatasetsError):
             raise ValueError(text) from error
         raise OSError(f"{text}; see to the network: the same command goes on from here") from error
@@ -265,7 +266,7 @@ def _dataset_of(spec: str) -> tuple[str, str, str]:
 
 
 def _files_of(spec: str) -> list[Path]:
-    """Return the local files of a source, sorted; none for a dataset on the hub."""
+    """Return the local files of a source, sorted; empty for a dataset on the hub."""
     if not spec.startswith("hf:"):
         return files_of(spec)
     folder = Path(_dataset_of(spec)[0])
@@ -273,7 +274,7 @@ def _files_of(spec: str) -> list[Path]:
 
 
 def field_of(row: Mapping[str, Any], key: str) -> Any:
-    """Return a field of a row, be it a field of a field; None of what is null, KeyError where there is none."""
+    """Return a field of a row, possibly nested; None if it is null. Raises KeyError if it is missing."""
     value: Any = row
     for part in [key] if key in row else key.split("."):
         if value is None:

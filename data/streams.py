@@ -1,7 +1,7 @@
-"""Define what the loader asks of a source of samples: a text corpus (corpus.py) or a synthetic task (tasks/).
+"""Define the interface of a source of samples: a text corpus (corpus.py) or a synthetic task (tasks/).
 
-A sample is a window that is read by its number. order.py decides which number comes when, and windows.py makes batches
-of the windows.
+A sample is a window, read by its number. order.py decides which number comes when, and windows.py makes batches of
+windows.
 """
 
 from collections.abc import Mapping
@@ -15,10 +15,10 @@ from plumbline.data.boundaries import Int64s
 from plumbline.data.memory import Memory
 
 IGNORED = -100
-"""The label that PyTorch's cross-entropy leaves out."""
+"""The label that PyTorch's cross-entropy ignores."""
 
 BYTES_PER_TOKEN = 24
-"""Of a batch: inputs and labels take 8 each, documents and positions 4."""
+"""Bytes of a batch per token: inputs and labels take 8 each, documents and positions 4 each."""
 
 
 class Window(NamedTuple):
@@ -29,7 +29,7 @@ class Window(NamedTuple):
     labels: npt.NDArray[np.integer]
     """[n]: already shifted; -100 where nothing is to be predicted."""
     begins: npt.NDArray[np.integer]
-    """Places in the row, beyond the first, at which a document begins."""
+    """Positions in the row, after the first, at which a document begins."""
 
 
 class Rows:
@@ -40,11 +40,11 @@ class Rows:
         labels: int64 [rows, length].
         documents: int32 [rows, length].
         positions: int32 [rows, length].
-        begins: arrays of places, counted through all rows, at which documents begin within a row.
+        begins: arrays of positions, counted through all rows, at which documents begin within a row.
     """
 
     def __init__(self, rows: int, length: int, memory: Memory | None = None) -> None:
-        """Take memory of one's own, or what is lent."""
+        """Allocate memory, or borrow it from `memory`."""
         size = BYTES_PER_TOKEN * rows * length
         lent = memory.lend(size) if memory else np.empty(size, np.uint8)
         wide, narrow = np.split(lent, [16 * rows * length])
@@ -66,13 +66,13 @@ class Rows:
         self.pad(row, filled)
 
     def pad(self, row: int, start: int = 0) -> None:
-        """Make padding of a row from `start` on."""
-        self.inputs[row, start:] = 0  # any valid id pads: nothing is ever computed from it
+        """Pad a row from `start` on."""
+        self.inputs[row, start:] = 0  # any valid id will do: nothing is ever computed from padding
         self.labels[row, start:] = IGNORED
 
 
 class WindowStream(Protocol):
-    """Read one split of a source in windows by number; `read` is a pure function."""
+    """Read one split of a source as numbered windows; `read` is a pure function."""
 
     @property
     def name(self) -> str:
@@ -83,26 +83,26 @@ class WindowStream(Protocol):
         """Return whether the labels are the answers of examples, to be scored by exact match."""
 
     def training_windows(self, length: int) -> int:
-        """Return the number of windows of `length` tokens in one epoch. Raises ValueError when there is none."""
+        """Return the number of windows of `length` tokens in one epoch. Raises ValueError if there is none."""
 
     def evaluation_windows(self, length: int) -> int:
-        """Return the number of windows that together are the whole split.
+        """Return the number of windows that together cover the whole split.
 
-        Raises ValueError when there is nothing to predict.
+        Raises ValueError if there is nothing to predict.
         """
 
     def read(self, number: int, length: int) -> Window:
         """Read window `number`, of at most `length` tokens."""
 
     def fill(self, rows: Rows, where: Int64s, numbers: Int64s) -> None:
-        """Write windows into rows of a batch, as many as there are `numbers`: what `read` returns, faster."""
+        """Write windows into rows of a batch, one for each of `numbers`: the same as `read`, but faster."""
 
     def bits_per_byte(self, loss: float) -> float | None:
-        """Return a loss in nats per token as bits per byte of source text; None where there is no text."""
+        """Return a loss in nats per token as bits per byte of source text, or None if there is no text."""
 
 
 class SampleSource(Protocol):
-    """Supply samples, by split; `str(source)` is how messages name it."""
+    """Supply samples by split; `str(source)` is its name in messages."""
 
     @property
     def name(self) -> str:
@@ -110,11 +110,11 @@ class SampleSource(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """Return the identity of the samples: one input of their order, and what a resume compares."""
+        """Return a hash that identifies the samples, on which their order depends and which a resume compares."""
 
     @property
     def splits(self) -> Mapping[str, WindowStream]:
-        """Return "train", "validation", or both: what is trained on, and what is held out."""
+        """Return the splits: "train" (trained on), "validation" (held out), or both."""
 
     @property
     def held_out(self) -> WindowStream:
@@ -122,15 +122,15 @@ class SampleSource(Protocol):
 
     @property
     def vocab_size(self) -> int | None:
-        """Return the number of token ids; None when unknown."""
+        """Return the number of token ids, or None if unknown."""
 
     @property
     def tokenizer_path(self) -> Path | None:
-        """Return the folder of the tokenizer; None where there is none."""
+        """Return the folder of the tokenizer, or None if there is none."""
 
     @property
     def tokenizer_sha256(self) -> str | None:
-        """Return the hash of the tokenizer that made the tokens; None where there is none."""
+        """Return the hash of the tokenizer that made the tokens, or None if there is none."""
 
 
 def training_split(source: SampleSource) -> WindowStream:

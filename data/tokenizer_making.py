@@ -1,4 +1,4 @@
-"""Train or adopt a tokenizer, and keep it as a folder that transformers loads.
+"""Train or adopt a tokenizer, and save it as a folder that transformers can load.
 
     byte             one token per UTF-8 byte, id = byte value, and <|endoftext|> = 256
     train-bpe:N      byte-level BPE of N tokens, trained on the corpus
@@ -28,22 +28,22 @@ from plumbline.data.tokenizers import CONFIG, TOKENIZER, byte_vocabulary, load_t
 from plumbline.data.workspace import naming_full_disk, number_of
 
 EOS = "<|endoftext|>"
-GENERIC_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")  # the name until and since transformers 5
+GENERIC_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")  # the name before and since transformers 5
 SMALLEST_BPE = 257  # 256 bytes and <|endoftext|>
 PRINTABLE = "".join(map(chr, range(33, 127)))
 SMALLEST_UNIGRAM = 256 + 2 + len(PRINTABLE) + 1  # bytes, <unk>, <|endoftext|>, printable ASCII and the space
 
 LONGEST_LINE = 1 << 16
-"""Bytes of a line beyond which SentencePiece passes over it, without a word, where it trains."""
+"""Bytes of a line beyond which SentencePiece silently skips it in training."""
 TRIED_BYTES = 1 << 18
-"""Most text that a tokenizer of somebody else's is tried on."""
+"""Most bytes of text on which an adopted tokenizer is tried."""
 SAMPLE_BYTES = {"byte": 0, "train-bpe": 32 << 20, "train-unigram": 8 << 20}
-"""Most text a tokenizer trains on. More hardly changes some ten thousand tokens; SentencePiece slows down faster than
-the text grows (31 MB of Python source: 180 s, 8 MB: 30 s, on two busy cores)."""
+"""Most bytes of text a tokenizer trains on. More hardly changes a vocabulary of ten thousand tokens, and
+SentencePiece's time grows faster than the text (31 MB of Python source: 180 s, 8 MB: 30 s, on two busy cores)."""
 
 
 def trained_size(spec: str) -> int | None:
-    """Return the N of train-bpe:N or train-unigram:N; None for a tokenizer that needs no training.
+    """Return the N of train-bpe:N or train-unigram:N, or None for a tokenizer that needs no training.
 
     Raises:
         ValueError: N is not a number, or too small to spell any text.
@@ -65,7 +65,7 @@ def trained_size(spec: str) -> int | None:
 
 
 def sample_bytes(spec: str) -> int:
-    """Return how many bytes of text the tokenizer trains on, or is tried on, at most."""
+    """Return the most bytes of text that the tokenizer trains on, or is tried on."""
     return SAMPLE_BYTES.get(spec.partition(":")[0], TRIED_BYTES)
 
 
@@ -93,7 +93,7 @@ def check_tokenizer(spec: str) -> None:
 
 
 def _meant_by(spec: str) -> str:
-    """Return what may be meant by a tokenizer that is no folder: a kind without its first word, or one of the hub."""
+    """Return what was probably meant by a tokenizer that is not a folder: a kind without its prefix, or a hub name."""
     kind, _, size = spec.partition(":")
     if kind in ("bpe", "unigram") and size.isdecimal():
         return f" did you mean train-{spec}?"
@@ -104,13 +104,13 @@ def build_tokenizer(spec: str, sample: Iterable[str], folder: Path) -> None:
     """Make the tokenizer and save it.
 
     Args:
-        spec: See the module's text.
+        spec: See the module's docstring.
         sample: Documents to train on; not read unless `trained_size(spec)`.
         folder: Created, with tokenizer.json and tokenizer_config.json.
 
     Raises:
         ValueError: the tokenizer cannot be trained to this size, or the one named cannot be used.
-        ConnectionError: it is on the hub, which cannot be reached.
+        ConnectionError: it is on the hub, and the hub cannot be reached.
     """
     folder.mkdir(parents=True)
     size = trained_size(spec)
@@ -143,7 +143,7 @@ def _byte_level(tokenizer: Tokenizer, use_regex: bool) -> Tokenizer:
 
 
 def _train_unigram(size: int, sample: Iterable[str]) -> Tokenizer:
-    """Train with SentencePiece, and rebuild the same segmentation with the tokenizers library."""
+    """Train with SentencePiece, then rebuild the same segmentation with the tokenizers library."""
     from sentencepiece import sentencepiece_model_pb2 as protocol  # needs protobuf, which nothing else here does
 
     model = io.BytesIO()
@@ -172,22 +172,22 @@ def _train_unigram(size: int, sample: Iterable[str]) -> Tokenizer:
             "try another size, more text, or train-bpe"
         ) from error
     pieces = protocol.ModelProto.FromString(model.getvalue()).pieces
-    # SentencePiece never matches the names <unk> and <0x..> in text; tokenizers would. A hopeless score forbids it,
-    # and changes nothing else: the byte fallback goes by name, and all printable ASCII has pieces of its own.
+    # SentencePiece never matches the names <unk> and <0x..> in text; tokenizers would. A very low score prevents it and
+    # changes nothing else: the byte fallback goes by name, and all printable ASCII has pieces of its own.
     normal = protocol.ModelProto.SentencePiece.NORMAL
     vocabulary = [(piece.piece, piece.score if piece.type == normal else -1e6) for piece in pieces]
     tokenizer = Tokenizer(models.Unigram(vocabulary, unk_id=0, byte_fallback=True))
     tokenizer.normalizer = normalizers.Replace(" ", "▁")
-    # No piece holds a line break (training saw none), so lines can be segmented one by one: faster, and exact, where
-    # SentencePiece's 32-bit running score drifts over a long document.
+    # No piece holds a line break (training saw none), so lines can be segmented one by one. That is faster, and exact
+    # where SentencePiece's 32-bit running score drifts over a long document.
     tokenizer.pre_tokenizer = pre_tokenizers.Split("\n", "isolated")
     tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
     return tokenizer
 
 
 def _lines(documents: Iterable[str]) -> Iterator[str]:
-    """Yield the lines of documents, those that SentencePiece would pass over in pieces."""
-    characters = LONGEST_LINE // 4  # which are never more bytes
+    """Yield the lines of documents; lines too long for SentencePiece are yielded in pieces."""
+    characters = LONGEST_LINE // 4  # a character has at most 4 bytes
     for document in documents:
         for line in filter(None, document.split("\n")):
             if len(line.encode()) <= LONGEST_LINE:
@@ -203,7 +203,7 @@ def _save(tokenizer: Tokenizer, folder: Path) -> None:
         tokenizer.save(str(folder / TOKENIZER))
     config = {
         "tokenizer_class": GENERIC_CLASSES[0],  # every version of transformers knows it
-        "bos_token": EOS,  # text begins where another has ended
+        "bos_token": EOS,  # a text begins where another has ended
         "eos_token": EOS,
         "pad_token": EOS,  # runtimes and evaluation harnesses ask for one
         "clean_up_tokenization_spaces": False,
@@ -215,8 +215,9 @@ def _save(tokenizer: Tokenizer, folder: Path) -> None:
 def _adopt(spec: str, folder: Path) -> None:
     """Copy a transformers tokenizer from a folder or the hub."""
     if _is_generic(Path(spec)):
-        load_tokenizer(Path(spec))  # so that an error names this file and not its copy
-        # Byte for byte: loading and saving rewrites tokenizer.json, and two corpora of one tokenizer would not match.
+        load_tokenizer(Path(spec))  # so that an error names this file, not its copy
+        # Byte for byte: loading and saving would rewrite tokenizer.json, and two corpora of one tokenizer would not
+        # match.
         for name in (TOKENIZER, CONFIG):
             shutil.copyfile(Path(spec) / name, folder / name)
         return
@@ -243,7 +244,7 @@ def _adopt(spec: str, folder: Path) -> None:
 
 @contextmanager
 def _errors_of_the_system() -> Iterator[None]:
-    """Raise OSError for what the tokenizers library raises as an Exception with the number in its text."""
+    """Convert the tokenizers library's plain Exceptions that carry an OS error number in their text to OSError."""
     try:
         yield
     except Exception as error:
@@ -254,7 +255,7 @@ def _errors_of_the_system() -> Iterator[None]:
 
 
 def _is_generic(folder: Path) -> bool:
-    """Return whether tokenizer.json says everything: no model's own class adds to it when transformers loads it."""
+    """Return whether tokenizer.json is complete: no model-specific class adds to it when transformers loads it."""
     if not ((folder / TOKENIZER).is_file() and (folder / CONFIG).is_file()):
         return False
     config = read_config(folder)
@@ -262,11 +263,11 @@ def _is_generic(folder: Path) -> bool:
 
 
 def tokenizer_folder(spec: str) -> Path:
-    """Return a folder with a tokenizer that needs no training, the same to the byte as in a corpus prepared with it.
+    """Return a folder with a tokenizer that needs no training, byte-identical to that of a corpus prepared with it.
 
     Raises:
         ValueError: there is no such tokenizer, or it cannot be used.
-        ConnectionError: it is on the hub, which cannot be reached.
+        ConnectionError: it is on the hub, and the hub cannot be reached.
     """
     check_tokenizer(spec)
     return Path(spec) if _is_generic(Path(spec)) else Path(_adopted(spec).name) / "tokenizer"
@@ -274,12 +275,12 @@ def tokenizer_folder(spec: str) -> Path:
 
 @cache
 def _adopted(spec: str) -> "TemporaryDirectory[str]":
-    """Return a folder that holds the tokenizer in a folder of its own, and ends with this process."""
+    """Return a temporary folder, removed when this process ends, with the tokenizer in a folder of its own."""
     folder = TemporaryDirectory(prefix="tokenizer-")
     try:
         with naming_full_disk(folder.name, "set TMPDIR to another folder"):
             build_tokenizer(spec, [], Path(folder.name) / "tokenizer")
     except BaseException:
-        folder.cleanup()  # not when nobody refers to it any more: an error refers to it as long as it is looked at
+        folder.cleanup()  # explicitly, since the traceback of an error keeps a reference to it
         raise
     return folder

@@ -1,6 +1,6 @@
-"""Read a tokenizer from its folder, which `tokenizer_making.build_tokenizer` writes: encode documents, decode tokens.
+"""Encode documents and decode tokens with a tokenizer folder written by `tokenizer_making.build_tokenizer`.
 
-Any number of processes may each read one.
+Any number of processes may read the same folder.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ from plumbline.data.damage import reading
 from plumbline.data.indexed import Integers, token_dtype
 
 TOKENIZER, CONFIG = "tokenizer.json", "tokenizer_config.json"
-FILES = (  # of any tokenizer that transformers saves
+FILES = (  # files of any tokenizer that transformers saves
     "tokenizer*.json",
     "special_tokens_map.json",
     "added_tokens.json",
@@ -34,13 +34,13 @@ FILES = (  # of any tokenizer that transformers saves
 
 
 class Encoder:
-    """Encode documents by the tokenizer in a folder.
+    """Encode documents with the tokenizer in a folder.
 
     Attributes:
         vocab_size: Number of ids, the end-of-text token included.
-        begins_with: What the tokenizer itself puts before a text, Llama's <s> say; begins every document.
+        begins_with: Tokens that the tokenizer puts before a text, such as Llama's <s>; they begin every document.
         eos_token_id: Ends every document.
-        dtype: What the ids are stored as.
+        dtype: Type in which the ids are stored.
     """
 
     def __init__(self, folder: Path, spec: str) -> None:
@@ -48,7 +48,7 @@ class Encoder:
 
         Args:
             folder: Written by `build_tokenizer`.
-            spec: What it was built from.
+            spec: The specification it was built from.
 
         Raises:
             ValueError: the end-of-text token has no id.
@@ -60,7 +60,7 @@ class Encoder:
         self._tokenizer = load_tokenizer(folder)
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        self._tokenizer.encode_special_tokens = True  # "<|endoftext|>" written in a text is text, not an end
+        self._tokenizer.encode_special_tokens = True  # "<|endoftext|>" spelled out in a text is ordinary text
         self._bytes_only = spec == "byte"
         eos_token_id = self._tokenizer.token_to_id(eos)
         if eos_token_id is None:
@@ -68,14 +68,14 @@ class Encoder:
         self.eos_token_id: int = eos_token_id
         template = self._tokenizer.encode("a")
         first = takewhile(itemgetter(1), zip(template.ids, template.special_tokens_mask, strict=True))
-        # Where an end begins a text as well, the document before has one already
+        # If the end-of-text token also begins a text, the previous document already has one
         self.begins_with = [token for token, _ in first if token != eos_token_id]
         self.vocab_size = max(self._tokenizer.get_vocab().values()) + 1
         self.dtype = token_dtype(self.vocab_size)
         self._tokenizer = _blind_to_special_pieces(self._tokenizer)
 
     def encode(self, text: str, begins: bool = True, ends: bool = True) -> Integers:
-        """Return the ids [length] of one document, with what begins it and the end-of-text token.
+        """Return the ids [length] of one document, with its beginning and end-of-text tokens.
 
         Args:
             text: The document, or a part of one.
@@ -83,7 +83,7 @@ class Encoder:
             ends: Whether the document ends here.
         """
         first = self.begins_with if begins else []
-        if self._bytes_only:  # the same ids, some 800 times faster
+        if self._bytes_only:  # the same ids, about 800 times faster
             ids: Any = np.frombuffer(text.encode(), np.uint8)
         else:
             ids = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
@@ -94,7 +94,7 @@ class Encoder:
         return tokens
 
     def what_changes(self, text: str) -> str | None:
-        """Return where a text first differs from what its tokens give back; None where it does not."""
+        """Return where a text first differs from its decoded tokens, or None if it does not."""
         if self._bytes_only:
             return None
         ids = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
@@ -106,7 +106,7 @@ class Encoder:
 
 
 def _blind_to_special_pieces(tokenizer: Tokenizer) -> Tokenizer:
-    """Return a tokenizer that reads the name of a special token as text where its Unigram model has a piece for it.
+    """Return a tokenizer that reads the name of a special token as text even if its Unigram model has a piece for it.
 
     SentencePiece never matches the names of such pieces, </s> or <pad>; the tokenizers library does.
     """
@@ -114,7 +114,7 @@ def _blind_to_special_pieces(tokenizer: Tokenizer) -> Tokenizer:
     special = {token["content"] for token in facts["added_tokens"] if token["special"]}
     if facts["model"]["type"] != "Unigram" or special.isdisjoint(piece for piece, _ in facts["model"]["vocab"]):
         return tokenizer
-    # The number of a piece is its place, so it stays, under a name that no text has
+    # A piece's position is its id, so the piece stays, under a name that occurs in no text
     facts["model"]["vocab"] = [
         [f"\0{piece}" if piece in special else piece, score] for piece, score in facts["model"]["vocab"]
     ]
@@ -125,7 +125,7 @@ def _blind_to_special_pieces(tokenizer: Tokenizer) -> Tokenizer:
 
 
 class Decoder:
-    """Turn token ids back into text by the tokenizer in a folder, its special tokens by their names."""
+    """Turn token ids back into text with the tokenizer in a folder; special tokens appear by name."""
 
     def __init__(self, folder: Path) -> None:
         """Load the tokenizer."""
@@ -133,16 +133,16 @@ class Decoder:
 
     @cached_property
     def is_bytes(self) -> bool:
-        """Return whether the ids below 256 are bytes, and no other id spells any."""
+        """Return whether the ids below 256 are the bytes, and no other id decodes to text."""
         vocabulary = self._tokenizer.get_vocab(with_added_tokens=False)
         return vocabulary == byte_vocabulary()
 
     def __call__(self, ids: Sequence[int]) -> str:
-        """Return the text of some tokens; U+FFFD stands for bytes that are no character."""
+        """Return the text of some tokens, with U+FFFD for bytes that form no character."""
         return self._tokenizer.decode(ids, skip_special_tokens=False)
 
     def pieces(self, pieces: Sequence[Sequence[int]]) -> list[str]:
-        """Return the text of each of several pieces, computed on all cores."""
+        """Return the text of each piece, computed on all cores."""
         return self._tokenizer.decode_batch(pieces, skip_special_tokens=False)
 
 
@@ -157,17 +157,17 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     """Return the tokenizer in a folder.
 
     Raises:
-        DamagedFileError: its file is none.
+        DamagedFileError: its file is not a tokenizer.
     """
     with reading(folder / TOKENIZER):
         return Tokenizer.from_file(str(folder / TOKENIZER))
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Return what transformers knows of the tokenizer in a folder.
+    """Return the transformers configuration of the tokenizer in a folder.
 
     Raises:
-        DamagedFileError: its file holds no JSON object.
+        DamagedFileError: the file holds no JSON object.
     """
     with reading(folder / CONFIG):
         found = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
@@ -177,5 +177,5 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def tokenizer_sha256(folder: Path) -> str:
-    """Return the identity of a tokenizer: the hash of its tokenizer.json."""
+    """Return the hash of tokenizer.json, which identifies a tokenizer."""
     return hashlib.sha256((folder / TOKENIZER).read_bytes()).hexdigest()

@@ -22,26 +22,26 @@ class Batch(TypedDict):
     input_ids: torch.Tensor
     """int64 [b, T]"""
     labels: torch.Tensor
-    """int64 [b, T]: the token after each input, already shifted; -100 where there is none."""
+    """int64 [b, T]: the token after each input, already shifted; -100 if there is none."""
     document_ids: torch.Tensor
-    """int32 [b, T]: 0, 1, 2, ... within the sample, one more at each document's first token."""
+    """int32 [b, T]: 0, 1, 2, ... within the sample, incremented at each document's first token."""
     positions: torch.Tensor
     """int32 [b, T]: distance from the first token of the same document in this sample."""
     sample_index: torch.Tensor
-    """int64 [b]: number of the sample in the training order, or of the window in a validation split; -1 in a row that
-    only pads the batch."""
+    """int64 [b]: number of the sample in the training order, or of the window in a validation split; -1 for padding
+    rows."""
 
 
 def check_ids(batch: Batch, vocab_size: int, source_of: Callable[[int], object]) -> Batch:
-    """Return a batch as it is, if its token ids are all from 0 to below `vocab_size`.
+    """Return the batch unchanged if its token ids are all in [0, `vocab_size`).
 
     Args:
-        batch: what was gathered.
-        vocab_size: ids that the model has an embedding for.
-        source_of: returns what to call the source of a row.
+        batch: the gathered batch.
+        vocab_size: number of ids that the model has embeddings for.
+        source_of: returns the name of a row's source.
 
     Raises:
-        DamagedFileError: names the source, and the id.
+        DamagedFileError: an id is out of range; names the source and the id.
     """
     ids, labels = batch["input_ids"].numpy(), batch["labels"].numpy()
     wrong = (labels >= vocab_size) | ((labels < 0) & (labels != IGNORED))
@@ -68,11 +68,11 @@ def gather(
 
     Args:
         streams: What to read.
-        source: [b], for each row, which of the streams it is from; -1 for a row of padding.
-        window: [b], the number of the window in it.
-        sample_index: [b], the number to carry along.
+        source: [b], the index of each row's stream, or -1 for a row of padding.
+        window: [b], the number of the window in its stream.
+        sample_index: [b], numbers to pass through to the batch.
         length: Tokens per row (T).
-        memory: Where the batch may lie; None: in memory of its own.
+        memory: Memory to reuse for the batch; None allocates new memory.
     """
     rows = Rows(len(source), length, memory)
     for number in set(source.tolist()):
@@ -92,11 +92,11 @@ def gather(
 
 
 def pinned(batch: Batch, gpu: int) -> Batch:
-    """Return the batch in memory that a GPU can read by itself; only with a GPU.
+    """Return the batch in pinned memory; needs a GPU.
 
     Args:
-        batch: to pin.
-        gpu: number of this process's; a thread that has not chosen it might open the first one of the node as well.
+        batch: the batch to pin.
+        gpu: index of this process's GPU; a thread that has not selected it might open the node's first one as well.
     """
     torch.cuda.set_device(gpu)
     tensors = cast(dict[str, torch.Tensor], batch)
@@ -104,18 +104,18 @@ def pinned(batch: Batch, gpu: int) -> Batch:
 
 
 def split(batch: Batch, rows: int) -> list[Batch]:
-    """Return parts of a batch, of so many rows each, in the same memory."""
+    """Split a batch into parts of `rows` rows each, in the same memory."""
     parts = [tensor.split(rows) for tensor in cast(dict[str, torch.Tensor], batch).values()]
     return [cast(Batch, dict(zip(batch, tensors, strict=True))) for tensors in zip(*parts, strict=True)]
 
 
 def _write_documents(rows: Rows) -> None:
-    """Write document ids and positions: every token has those of the run that it lies in."""
+    """Write document ids and positions, computed from where documents begin in each row."""
     size = rows.inputs.size
-    first = np.arange(0, size, rows.length)  # a row begins with a run, of document 0
+    first = np.arange(0, size, rows.length)  # a row begins with document 0
     bounds = np.concatenate([first, *rows.begins, [size]])
     bounds.sort()
-    last = bounds[1:] != bounds[:-1]  # of those at one place: an empty document begins where the next does
+    last = bounds[1:] != bounds[:-1]  # of those at one position: an empty document begins where the next one does
     begins, lengths = bounds[:-1][last], (bounds[1:] - bounds[:-1])[last]
     ids = np.arange(len(begins)) - np.searchsorted(begins, first)[begins // rows.length]
     rows.documents.reshape(-1)[:] = np.repeat(ids.astype(np.int32), lengths)

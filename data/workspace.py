@@ -1,6 +1,6 @@
-"""Publish a folder whole or not at all: filled under a hidden name, synced to disk, then renamed.
+"""Publish a folder atomically: fill it under a hidden name, sync it to disk, then rename it.
 
-What already has the final name is replaced only if it is an empty folder or one of the same kind.
+A folder that already has the final name is replaced only if it is empty or of the same kind.
 """
 
 import contextlib
@@ -19,40 +19,40 @@ from pathlib import Path
 from plumbline.data.locks import is_held
 
 PARTIAL, NEW, OLD = ".partial", ".new", ".old"
-"""Endings of hidden folders: one that is filled, one that is finished and about to replace the output, and what it
-replaces where the two cannot be exchanged."""
+"""Suffixes of hidden folders: one being filled, a finished one about to replace the output, and the old output if the
+two cannot be exchanged."""
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
-"""Numbers of the errors that say that a disk, or what its user may have of it, is full."""
+"""Error numbers for a full disk or quota."""
 CLOSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
-"""Of those that say that nothing can be put into a folder: it is another's, read-only, or a file."""
+"""Error numbers for a folder that cannot be written to: no permission, read-only, or not a folder."""
 AT_FDCWD, RENAME_EXCHANGE = -100, 2  # of Linux's renameat2
 
 
 @dataclass(frozen=True)
 class FolderKind:
-    """Tell the folders of one kind that are published here from a user's own files."""
+    """Distinguish one kind of published folder from a user's own files."""
 
     name: str
-    """Name with its article, for messages."""
+    """Name with its article, used in messages."""
     marks: tuple[str, ...]
-    """Patterns of paths within the folder; every folder of this kind has a file for each."""
+    """Patterns of paths within the folder; every folder of this kind has a match for each."""
     others: tuple[str, ...]
-    """Patterns of all further files that may be in it."""
+    """Patterns of all other files that may be in it."""
 
     def owns(self, file: Path) -> bool:
-        """Return whether a path within the folder is one that a folder of this kind may have."""
+        """Return whether a folder of this kind may contain the given path."""
         return any(_matches(file, pattern) for pattern in (*self.marks, *self.others))
 
 
 def is_free(output: Path) -> bool:
-    """Return whether there is nothing at this path, or an empty folder, nor anything to `restore`."""
+    """Return whether this path is missing or an empty folder, with nothing to `restore`."""
     restore(output)
     return not os.path.lexists(output) or (output.is_dir() and not output.is_symlink() and not any(output.iterdir()))
 
 
 def check_replaceable(output: Path, kind: FolderKind) -> None:
-    """Refuse an output path unless it is free, or a folder of `kind` that holds nothing else.
+    """Refuse an output path unless it is free, or a folder of `kind` without other files.
 
     Raises:
         ValueError: names the path, what is there, and what to do.
@@ -62,7 +62,7 @@ def check_replaceable(output: Path, kind: FolderKind) -> None:
 
 
 def _foreign(output: Path, kind: FolderKind) -> str | None:
-    """Say what makes a path something else than a folder of `kind`; None if nothing does."""
+    """Return why a path is not a folder of `kind`, or None if it is one."""
     if output.is_symlink():
         return "exists and is a link"
     if not output.is_dir():
@@ -83,7 +83,7 @@ def _matches(file: Path, pattern: str) -> bool:
 
 
 def check_replaceable_file(output: Path, start: str) -> None:
-    """Refuse to replace a file that does not begin with `start`, as those written here do.
+    """Refuse to replace a file that does not begin with `start`, as our own files do.
 
     Raises:
         ValueError: names the path and what to do.
@@ -103,12 +103,12 @@ def check_replaceable_file(output: Path, start: str) -> None:
 
 @contextlib.contextmanager
 def new_folder(output: Path, kind: FolderKind) -> Iterator[Path]:
-    """Yield an empty folder beside `output`; on a clean exit it replaces `output`, on an error it is removed.
+    """Yield an empty folder beside `output` that replaces `output` on a clean exit and is removed on an error.
 
-    Whatever fails, what was there before is still there.
+    Whatever fails, the old output is still there.
 
-    What a killed process left behind is removed by the next one that makes the same output: the lock that marks a
-    folder as being filled ends with the process that holds it.
+    Leftovers of a killed process are removed by the next one that makes the same output: the lock that marks a folder
+    as being filled ends with its process.
 
     Raises:
         ValueError: `output` may not be replaced (`check_replaceable`).
@@ -120,15 +120,15 @@ def new_folder(output: Path, kind: FolderKind) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def resumed_folder(output: Path, kind: FolderKind, key: str) -> Iterator[Path]:
-    """Yield a folder beside `output` as `new_folder` does, with what an interrupted process of the same key left in it.
+    """Yield a folder as `new_folder` does, but with the work that an interrupted process of the same key left in it.
 
-    What cannot be mended by doing the same again, a ValueError or a full disk, removes the folder; whatever else ends
-    the process keeps it. If another process is filling the folder, the one given is new, and kept by nobody.
+    Errors that a repetition would not fix, a ValueError or a full disk, remove the folder; anything else that ends the
+    process keeps it. If another process is filling the folder, a new one is yielded, which is never kept.
 
     Args:
         output: The name that the folder gets on a clean exit.
         kind: What it may replace.
-        key: Stands for everything that what is in it depends on; hexadecimal digits.
+        key: Hash, in hexadecimal digits, of everything on which the folder's contents depend.
 
     Raises:
         ValueError: `output` may not be replaced (`check_replaceable`).
@@ -168,15 +168,15 @@ def _filled(output: Path, kind: FolderKind, key: str | None) -> Iterator[Path]:
 
 
 class FullDiskError(OSError):
-    """Name the folder that a full disk left no room for, and the remedy."""
+    """Name the folder for which the disk had no room, and the remedy."""
 
 
 @contextlib.contextmanager
 def naming_full_disk(output: Path | str, remedy: str) -> Iterator[None]:
-    """Turn whatever writers of a folder raise when its disk is full into a FullDiskError.
+    """Turn any error that a full disk causes while a folder is written into a FullDiskError.
 
     Raises:
-        FullDiskError: the disk is full; names the folder and what to do.
+        FullDiskError: the disk is full; names the folder and the remedy.
     """
     try:
         yield
@@ -189,7 +189,7 @@ def naming_full_disk(output: Path | str, remedy: str) -> Iterator[None]:
 
 
 def number_of(error: Exception) -> int | None:
-    """Return the number of the system's error; libraries in Rust and `shutil.copytree` have it in their text only."""
+    """Return the OS error number; Rust libraries and `shutil.copytree` only have it in the text of their errors."""
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno
     found = re.search(r"\(os error (\d+)\)|\[Errno (\d+)\]", str(error))
@@ -201,9 +201,9 @@ def _partial(output: Path, key: str) -> str:
 
 
 def _own_folder(output: Path, key: str | None) -> tuple[Path, int]:
-    """Return a folder that no other process fills, and the lock that says so; that of the key if it is free.
+    """Return a folder that no other process is filling, the key's own if it is free, and the lock that protects it.
 
-    Where the file system has no locks, nobody else is taken to fill it.
+    Without locks in the file system, we assume that nobody else is filling it.
     """
     while True:
         folder = output.parent / _partial(output, key or uuid.uuid4().hex[:8])
@@ -211,18 +211,18 @@ def _own_folder(output: Path, key: str | None) -> tuple[Path, int]:
         lock = os.open(folder, os.O_RDONLY)
         if is_held(lock, unknown=False):
             key = None
-        elif folder.is_dir() and os.fstat(lock).st_ino == folder.stat().st_ino:  # not removed before it was locked
+        elif folder.is_dir() and os.fstat(lock).st_ino == folder.stat().st_ino:  # not removed before we locked it
             return folder, lock
         os.close(lock)
 
 
 def publish_folder(folder: Path, output: Path) -> None:
-    """Flush a filled folder to disk and give it its final name, in place of what is there.
+    """Flush a filled folder to disk and move it to its final name, replacing what is there.
 
-    Whenever the process is killed, one of the two has that name, or gets it by `restore`.
+    Whenever the process is killed, either the old or the new folder has that name, or gets it from `restore`.
 
     Raises:
-        OSError: it could not be moved; what was there before is there again.
+        OSError: it could not be moved; the old folder is back in place.
     """
     apply_umask(folder)
     for path in [*folder.rglob("*"), folder]:
@@ -230,7 +230,7 @@ def publish_folder(folder: Path, output: Path) -> None:
     if not output.exists():
         move(folder, output)
         return
-    # Its own number tells, after a kill, whether what has this name is still the new folder
+    # After a kill, the inode number tells whether the folder of this name is still the new one
     new = folder.with_suffix(f".{folder.stat().st_ino}{NEW}")
     move(folder, new)
     try:
@@ -243,7 +243,7 @@ def publish_folder(folder: Path, output: Path) -> None:
 
 
 def _replace(output: Path, new: Path) -> Path:
-    """Put a folder in place of another, and return where that is now."""
+    """Put `new` in place of `output`, and return where the old folder is now."""
     if exchange(new, output):
         return new
     old = new.with_suffix(OLD)
@@ -257,10 +257,10 @@ def _replace(output: Path, new: Path) -> Path:
 
 
 def exchange(one: Path, other: Path) -> bool:
-    """Exchange the names of two folders at once; False where the kernel or the file system cannot.
+    """Exchange the names of two folders atomically; return False if the kernel or the file system cannot.
 
     Raises:
-        OSError: it failed, and they have the names that they had.
+        OSError: it failed, and both keep their names.
     """
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if rename is None:
@@ -274,16 +274,16 @@ def exchange(one: Path, other: Path) -> bool:
 
 
 def restore(output: Path) -> None:
-    """Put back what a process moved away that was killed before it had put something in its place."""
+    """Put back an output that a process moved away before it was killed."""
     for old in () if os.path.lexists(output) else _hidden(output, OLD):
         with _abandoned(old.with_suffix(NEW)) as abandoned:
             if abandoned and not os.path.lexists(output):
-                with contextlib.suppress(OSError):  # another process does the same, or may, where we may not write
+                with contextlib.suppress(OSError):  # another process does the same, or we may not write here
                     move(old, output)
 
 
 def _clean(output: Path) -> None:
-    """Remove what killed processes left that were replacing a folder; what is finished can be gone on with."""
+    """Remove what processes left that were killed while replacing a folder; finished work can still be resumed."""
     restore(output)
     for old in _hidden(output, OLD) if os.path.lexists(output) else ():
         shutil.rmtree(old, ignore_errors=True)
@@ -298,19 +298,19 @@ def _clean(output: Path) -> None:
 
 
 def _hidden(output: Path, ending: str) -> list[Path]:
-    """Return the folders beside an output that are named after it and end so.
+    """Return the hidden folders beside an output that are named after it and have this ending.
 
-    Another output's name may begin with this one's and a dot.
+    The name of another output may begin with this one's and a dot.
     """
     number = "" if ending == PARTIAL else r"\.\d+"
     name = re.compile(rf"\.{re.escape(output.name)}\.[0-9a-f]+{number}{re.escape(ending)}")
-    folders = output.parent.glob(f".*{ending}")  # no pattern of a glob can say that there is no further dot
+    folders = output.parent.glob(f".*{ending}")  # a glob cannot exclude further dots
     return [folder for folder in folders if name.fullmatch(folder.name)]
 
 
 @contextlib.contextmanager
 def _abandoned(folder: Path) -> Iterator[bool]:
-    """Yield whether a folder is there and no process fills or publishes it; none can meanwhile."""
+    """Yield whether a folder exists and no process is filling or publishing it, and keep it so meanwhile."""
     try:
         lock = os.open(folder, os.O_RDONLY)
     except FileNotFoundError:
@@ -323,9 +323,9 @@ def _abandoned(folder: Path) -> Iterator[bool]:
 
 
 def copy_files(source: Path, target: Path) -> None:
-    """Copy what is in a folder into another, with the permissions of new files: those of a corpus may be read-only.
+    """Copy a folder's contents into another with the permissions of new files, since a corpus may be read-only.
 
-    A file that is there and equal is left alone; any other is replaced whole.
+    A file that exists and is equal is left alone; any other is replaced atomically.
     """
     target.mkdir(parents=True, exist_ok=True)
     for item in source.iterdir():
@@ -339,9 +339,9 @@ def copy_files(source: Path, target: Path) -> None:
 
 
 def apply_umask(folder: Path) -> None:
-    """Give everything in a folder the permissions that the umask allows; safetensors makes files of mode 0600.
+    """Give everything in a folder the permissions that the umask allows, since safetensors makes files of mode 0600.
 
-    Permissions are only ever added: a default access control list of the folder may have given more.
+    Permissions are only added: a default access control list of the folder may have granted more.
     """
     allowed = 0o777 & ~_umask()
     for path in [folder, *folder.rglob("*")]:
@@ -350,7 +350,7 @@ def apply_umask(folder: Path) -> None:
         mode = stat.S_IMODE(path.stat().st_mode)
         wanted = mode | (allowed if path.is_dir() else allowed & 0o666)
         if wanted != mode:
-            with contextlib.suppress(PermissionError):  # a file system without permissions, or another's file
+            with contextlib.suppress(PermissionError):  # a file system without permissions, or another user's file
                 path.chmod(wanted)
 
 
@@ -371,13 +371,13 @@ def sync(path: Path) -> None:
 
 
 def move(source: Path, target: Path) -> None:
-    """Rename a file or a folder, in place of a file or an empty folder, and flush the name to disk.
+    """Rename a file or a folder, replacing a file or an empty folder, and flush the name to disk.
 
-    Over NFS a rename that the server has done can be reported as one of something that is not there: its answer was
-    lost, and the client asked again. What has the final name says which it was.
+    Over NFS, a successful rename can be reported as "no such file": the server's reply was lost, and the client asked
+    again. What has the final name tells which it was.
 
     Raises:
-        OSError: it still has its old name, or was not there.
+        OSError: it still has its old name, or did not exist.
     """
     moved = source.lstat()
     try:

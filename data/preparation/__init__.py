@@ -1,1 +1,1 @@
-"""Do the work of prepare.py: inputs, duplicates, pieces, shards, growing and uploading a corpus."""
+"""Implement prepare.py: inputs, duplicates, pieces, shards, growing and uploading a corpus."""

@@ -1,15 +1,14 @@
-"""Find documents that were there before: the same text, or nearly the same.
+"""Find documents that repeat an earlier one, exactly or nearly.
 
-exact   The same after normalisation: Unicode's form NFC, each run of white space one space, none at the ends. 64 bits
-        of hash stand for the text: among a billion documents, one is expected to be taken for another with a chance of
-        three in a hundred.
+exact   The same after normalisation: Unicode's form NFC, each run of white space one space, none at the ends. Texts are
+        compared by 64-bit hashes: among a billion documents, the chance of any false match is three in a hundred.
 near    Likely to share most runs of five words: MinHash signatures of 112 numbers in 14 bands of 8, as FineWeb has
-        them (Penedo et al., 2024). A document goes if any band of its signature is that of an earlier
-        one: by chance for 5 % of pairs that share half of their runs, 77 % of those that share three quarters, 99 % of
-        those that share 86 %.
+        them (Penedo et al., 2024). A document is dropped if any band of its signature equals that of an earlier one,
+        which happens for 5 % of pairs that share half of their runs, 77 % of those that share three quarters, and 99 %
+        of those that share 86 %.
 
-Of each set of duplicates the first document stays, in the order of the sources. A document of more than
-`long_text.PART_BYTES` is compared as it is, byte by byte.
+The first document of each set of duplicates stays, in the order of the sources. A document of more than
+`long_text.PART_BYTES` is compared by its bytes, without normalisation.
 """
 
 import re
@@ -26,12 +25,12 @@ from plumbline.data.heldout import UInt64s
 from plumbline.data.preparation.long_text import PART_BYTES
 
 BANDS, ROWS, WORDS = 14, 8, 5
-SHINGLES_AT_ONCE = 4096  # bounds memory: each is 112 numbers of 8 bytes
+SHINGLES_AT_ONCE = 4096  # bounds memory: each takes 112 numbers of 8 bytes
 WORD = re.compile(r"\w+")
 
 
 def check_mode(mode: str | None) -> None:
-    """Refuse near duplicates where the library that finds them is missing.
+    """Refuse near-duplicate search if the library that it needs is missing.
 
     Raises:
         ValueError: names what to install.
@@ -44,12 +43,12 @@ def check_mode(mode: str | None) -> None:
 
 
 def key_count(mode: str | None) -> int:
-    """Return how many hashes stand for a document."""
+    """Return the number of hashes per document."""
     return {"exact": 1, "near": BANDS}.get(mode or "", 0)
 
 
 def keys_of(text: str, data: bytes, mode: str | None) -> list[int]:
-    """Return the hashes that stand for a document: it is a duplicate if any is, in its column, that of an earlier one.
+    """Return a document's hashes: it is a duplicate if any equals the hash of an earlier one in the same column.
 
     Args:
         text: The document.
@@ -64,12 +63,12 @@ def keys_of(text: str, data: bytes, mode: str | None) -> list[int]:
 
 
 def keys_of_long_text(digest: int, mode: str | None) -> list[int]:
-    """Return the hashes of a document that is too long to be normalised at once, by the hash of its bytes."""
+    """Return the hashes of a document too long to be normalised at once, given the hash of its bytes."""
     return [digest] * key_count(mode)
 
 
 def normalised(text: str) -> str:
-    """Return a text with what makes no difference taken away."""
+    """Return a text without insignificant differences of Unicode form and white space."""
     return " ".join(unicodedata.normalize("NFC", text).split())
 
 
@@ -86,17 +85,17 @@ def _bands(text: str) -> list[int]:
 
 @lru_cache(maxsize=1)
 def _empty_signature() -> Any:
-    from datasketch import MinHash  # an extra; only needed here
+    from datasketch import MinHash  # an optional dependency, only needed here
 
     return MinHash(BANDS * ROWS, seed=1, hashfunc=xxhash.xxh3_64_intdigest, scheme="affine64")
 
 
 def first_ones(column: Callable[[int], Iterable[UInt64s]], columns: int) -> npt.NDArray[np.bool_]:
-    """Return for each document whether none of its hashes is that of an earlier document.
+    """Return a flag for each document: whether it shares no hash with an earlier document.
 
     Args:
-        column: Gives the hashes of one column, in the order of the documents, some at a time.
-        columns: How many there are.
+        column: Yields the hashes of one column in blocks, in the order of the documents.
+        columns: Number of columns.
     """
     kept: npt.NDArray[np.bool_] | None = None
     for number in range(columns):

@@ -1,4 +1,4 @@
-"""Tokenize pieces, each into a file of its own."""
+"""Tokenize pieces, each into its own file."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ CHANGED = "the source changed while it was being read; run the same command agai
 
 @dataclass(frozen=True)
 class EncodingJob:
-    """State what the tokenization of any piece needs to know."""
+    """Hold the settings shared by the tokenization of all pieces."""
 
     sources: Sources
     work: Work
@@ -32,19 +32,19 @@ class EncodingJob:
 
 
 class Texts:
-    """Read the documents of consecutive pieces of one unit, each once."""
+    """Read the documents of consecutive pieces of one unit, each exactly once."""
 
     def __init__(self, sources: Sources, unit: Unit, piece: Piece) -> None:
-        """Begin where `piece` can be read from."""
+        """Start at the position from which `piece` can be read."""
         records = read_records(sources, unit, piece.at)
         self._texts = (record.text for record in records if record.text is not None)
         self._index = piece.first_at
 
     def of(self, piece: Piece) -> Iterator[str]:
-        """Yield the documents of a piece that is not before one asked for earlier.
+        """Yield the documents of a piece; pieces must be requested in order.
 
         Raises:
-            ValueError: there are fewer than the survey found.
+            ValueError: there are fewer documents than the survey found.
         """
         while self._index < piece.last:
             text = next(self._texts, None)
@@ -56,12 +56,12 @@ class Texts:
 
 
 def encode_unit(job: EncodingJob, unit: Unit, pieces: list[tuple[Piece, Any]]) -> None:
-    """Tokenize pieces of one unit that are read from the same place.
+    """Tokenize pieces of one unit that are read from the same position.
 
     Args:
-        job: The same for all.
+        job: The shared settings.
         unit: What to read.
-        pieces: Each with the flags that say which of its documents are part of the corpus.
+        pieces: The pieces, each with flags for which of its documents are part of the corpus.
     """
     texts = Texts(job.sources, unit, pieces[0][0])
     for piece, kept in pieces:
@@ -72,13 +72,13 @@ def encode_texts(job: EncodingJob, piece: Piece, kept: Any, texts: Iterable[str]
     """Tokenize the documents of a piece.
 
     Args:
-        job: The same for all.
-        piece: States which they are.
-        kept: [documents] flags: whether each is part of the corpus.
-        texts: The documents.
+        job: The shared settings.
+        piece: The piece.
+        kept: [documents] flags: whether each document is part of the corpus.
+        texts: Its documents.
 
     Raises:
-        ValueError: the source is not what it was.
+        ValueError: the source has changed.
     """
     encoder = _encoder(job.work.tokenizer, job.tokenizer)
     found = _Encoded(encoder)
@@ -95,7 +95,7 @@ def encode_texts(job: EncodingJob, piece: Piece, kept: Any, texts: Iterable[str]
 
 
 def encode_long_part(job: EncodingJob, unit: Unit, piece: Piece) -> None:
-    """Tokenize one part of a text that lies in a file of its own."""
+    """Tokenize one part of a document that is a whole file."""
     encoder = _encoder(job.work.tokenizer, job.tokenizer)
     found = _Encoded(encoder)
     if piece.long:
@@ -106,7 +106,7 @@ def encode_long_part(job: EncodingJob, unit: Unit, piece: Piece) -> None:
 
 
 def encode_document(encoder: Encoder, text: str, size: int) -> Iterator[Integers]:
-    """Yield the tokens of a document of `size` bytes part by part, with what begins and ends it."""
+    """Yield the tokens of a document of `size` bytes part by part, with its beginning and end-of-text tokens."""
     if size <= PART_BYTES:
         yield encoder.encode(text)
         return
@@ -121,13 +121,13 @@ class Encoded(NamedTuple):
     """Hold the tokens of one split in a piece."""
 
     tokens: Integers
-    """[sum of lengths]: the documents end to end, each ended by end-of-text."""
+    """[sum of lengths]: the documents concatenated, each with its end-of-text token."""
     lengths: Int64s
     source_bytes: int
 
 
 def read_piece(path: Path) -> tuple[Encoded, Encoded]:
-    """Read what was tokenized, for training and validation."""
+    """Read the tokens of a piece for training and validation."""
     with np.load(path) as found:
         train, validation = (
             Encoded(found[f"{split}_tokens"], found[f"{split}_lengths"], int(found[f"{split}_bytes"]))

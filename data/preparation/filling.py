@@ -1,8 +1,8 @@
-"""Fill the folder of a corpus: survey every unit, build the tokenizer, tokenize piece by piece, put shards together.
+"""Fill the folder of a corpus: survey every unit, build the tokenizer, tokenize the pieces, assemble the shards.
 
     units -> survey (count, split, sample, duplicates) -> tokenizer -> pieces on all cores -> shards
 
-Each step skips what an earlier run, which was killed, has left in the folder.
+Each step skips what a killed earlier run has already left in the folder.
 """
 
 import logging
@@ -47,18 +47,18 @@ from plumbline.data.workspace import sync
 
 LOG = logging.getLogger(__name__)
 TRIED_CHARACTERS = 1 << 14
-"""Most of each text that a tokenizer of somebody else's is tried on."""
+"""Most characters of each text on which an adopted tokenizer is tried."""
 LOST = 0.01
-"""Share of the texts, or of their bytes, from which on it is a warning that they are not UTF-8."""
+"""Share of texts, or of their bytes, that are not UTF-8, at which we warn."""
 FEED_BELOW = 4
-"""Tasks per process below which an input that cannot be cut is read here and tokenized by all, not by one of them."""
+"""Tasks per process below which an input that cannot be split is read here and tokenized by all processes."""
 
 ChooseHeldOut = Callable[[Iterator[tuple[UInt64s, UInt64s]]], HeldOut]
 
 
 @dataclass(frozen=True)
 class Filled:
-    """Hold what is in the folder now."""
+    """Describe the filled folder."""
 
     totals: Totals
     frequencies: Int64s
@@ -72,13 +72,13 @@ class Filled:
 def fill(
     request: Request, folder: Path, name_pair: Callable[[str, int], str], decide: ChooseHeldOut | None = None
 ) -> Filled:
-    """Write all token files and the tokenizer, if it is not there.
+    """Write all token files, and the tokenizer if it is missing.
 
     Args:
-        request: States what to read.
-        folder: To be filled; what is in it is of the same request.
-        name_pair: Gives the name of a pair from the split and the number of the shard.
-        decide: Decides what is held out, from places and sizes of the documents; None: by the request's fraction.
+        request: What to read.
+        folder: The folder to fill; anything already in it is from the same request.
+        name_pair: Returns the name of a pair from the split and the number of the shard.
+        decide: Chooses what is held out from the documents' places and sizes; None uses the request's fraction.
 
     Raises:
         ValueError: the request cannot be met.
@@ -87,7 +87,7 @@ def fill(
     work = Work(folder / WORK, key_count(request.deduplicate))
     trained = trained_size(request.tokenizer) is not None
     if not trained:
-        _build_tokenizer(request, work, [])  # first, so that one that cannot be had is told before all text is read
+        _build_tokenizer(request, work, [])  # first, to fail before all text is read
     with Workers(request.workers) as workers:
         surveyed = _survey(request, work, workers)
         _check_any(surveyed)
@@ -101,7 +101,7 @@ def fill(
             _build_tokenizer(request, work, _training_texts(surveyed, held_out, kept))
         encoder = Encoder(work.tokenizer, request.tokenizer)
         _warn_of_what_is_lost(request, surveyed, encoder)
-        if not (work.folder / "pieces").is_dir():  # else an earlier run had begun to fill the disk
+        if not (work.folder / "pieces").is_dir():  # else an earlier run has already used part of the space
             _check_space(request, held_out, encoder.dtype.itemsize, folder)
         plan = Plan(work, surveyed.units, held_out, request.shard_bytes, surveyed.first_documents, kept)
         totals, frequencies = _Encoding(request, plan, encoder, workers, surveyed.tasks).write(folder, name_pair)
@@ -111,10 +111,10 @@ def fill(
 
 
 def _survey(request: Request, work: Work, workers: Workers) -> Surveyed:
-    """Survey all units that an earlier run has not surveyed; return what is in all of them.
+    """Survey all units that an earlier run has not surveyed, and return the findings for all units.
 
     Raises:
-        ValueError: a source names no file, changes meanwhile, or holds a bad record and none is to be left out.
+        ValueError: a source names no file, changes meanwhile, or holds a bad record that may not be skipped.
     """
     units = list(request.sources.units())
     for warning in request.sources.warnings():
@@ -147,15 +147,15 @@ def _survey(request: Request, work: Work, workers: Workers) -> Surveyed:
 
 
 def _survey_calls(job: SurveyJob, found: Surveyed, done: Container[int]) -> Iterator[tuple[int, Call | None]]:
-    """Yield the number of each unit and how it is surveyed; None for those that are done."""
+    """Yield the number of each unit with the call that surveys it, or None if it is done."""
     for number, unit in enumerate(found.units):
-        # The bound at this moment: what was found until now says what the sample has no room for
+        # The bound at this moment: the findings so far tell for what the sample has no room left
         call = Call(survey_unit, (job, number, unit, found.sample.bound))
         yield number, None if number in done else call
 
 
 def _warn_of_separator(separator: str | None, units: list[Unit], records: Counter[tuple[str, ...]]) -> None:
-    """Say so where a separator cuts no file."""
+    """Warn if the separator cuts no file."""
     texts = [unit.names for unit in units if unit.kind in ("text", "separated")]
     files = sum(map(len, texts))
     if separator is not None and files and sum(records[names] for names in texts) == files:
@@ -163,7 +163,7 @@ def _warn_of_separator(separator: str | None, units: list[Unit], records: Counte
 
 
 def _warn_of_what_is_left_out(found: Surveyed) -> None:
-    """Say so where much of the text may be in an encoding that is not read, or in no text at all."""
+    """Warn if many files were left out because they are binary or in an unsupported encoding."""
     lost = found.skipped[NOT_UTF8] + found.skipped[BINARY]
     text = f"{lost:,} of {found.documents + lost:,} texts are not UTF-8 or binary, and left out"
     total = found.source_bytes + found.lost.size
@@ -175,9 +175,9 @@ def _warn_of_what_is_left_out(found: Surveyed) -> None:
 
 
 def _warn_of_what_is_lost(request: Request, surveyed: Surveyed, encoder: Encoder) -> None:
-    """Say so where the tokens of a text do not give it back: its bytes are counted for bits per byte all the same."""
+    """Warn if decoding does not restore the texts: their bytes still count in bits per byte."""
     if trained_size(request.tokenizer):
-        return  # those give every text back
+        return  # these restore every text
     texts = [text[:TRIED_CHARACTERS] for _, _, _, text in surveyed.sample.entries()]
     changed = [found for found in map(encoder.what_changes, texts) if found]
     if changed:
@@ -198,7 +198,7 @@ def _check_any(surveyed: Surveyed) -> None:
 
 
 def _warn_of_empty_sources(request: Request, surveyed: Surveyed) -> None:
-    """Name the sources that give nothing: often files that did not arrive whole."""
+    """Warn of sources without documents: often their files are incomplete."""
     empty = [number for number in range(len(request.sources.specs)) if not surveyed.documents_of[number]]
     if empty:
         names = ", ".join(request.sources.names[number] for number in empty[:EXAMPLES])
@@ -208,11 +208,11 @@ def _warn_of_empty_sources(request: Request, surveyed: Surveyed) -> None:
 
 
 def _kept(request: Request, work: Work, surveyed: Surveyed) -> npt.NDArray[np.bool_] | None:
-    """Return for all documents whether they are part of the corpus; None where nothing is left out."""
+    """Return a flag for every document: whether it is part of the corpus; or None if nothing is left out."""
     if request.deduplicate is None:
         return None
     units = range(len(surveyed.units))
-    # Copied, or the file of every unit would stay open until the last one is read
+    # Copied, else the file of every unit would stay open until the last one is read
     kept = first_ones(lambda column: (np.array(work.documents(unit)["keys"][:, column]) for unit in units), work.keys)
     if removed := len(kept) - int(kept.sum()):
         surveyed.skipped["duplicate" if request.deduplicate == "exact" else "near duplicate"] = removed
@@ -267,9 +267,9 @@ def _build_tokenizer(request: Request, work: Work, sample: list[str]) -> None:
 
 
 def _check_space(request: Request, held_out: HeldOut, token_bytes: int, folder: Path) -> None:
-    """Refuse early what cannot fit: exact for bytes, and four bytes of text per token, which is usual, for the rest.
+    """Refuse early what cannot fit on the disk: exact for byte tokens, else assuming the usual four bytes per token.
 
-    The tokens of a shard are there twice until it is finished.
+    The tokens of a shard exist twice until it is finished.
     """
     text = held_out.source_bytes + min(held_out.source_bytes, request.shard_bytes or held_out.source_bytes)
     text_per_token = 1 if request.tokenizer == "byte" else 4
@@ -283,7 +283,7 @@ def _check_space(request: Request, held_out: HeldOut, token_bytes: int, folder: 
 
 
 class _Encoding:
-    """Tokenize what is planned, with what was tokenized already."""
+    """Tokenize the planned pieces that an earlier run has not tokenized."""
 
     def __init__(self, request: Request, plan: Plan, encoder: Encoder, workers: Workers, tasks: int) -> None:
         self._request = request
@@ -294,7 +294,7 @@ class _Encoding:
         self._job = EncodingJob(request.sources, plan.work, request.tokenizer, plan.held_out)
 
     def write(self, folder: Path, name_pair: Callable[[str, int], str]) -> tuple[Totals, Int64s]:
-        """Write the shards that are not finished; return what is in all of them."""
+        """Write the unfinished shards, and return the totals of all shards."""
         work, specs = self._plan.work, self._request.sources.names
         with closing(Progress("tokenizing", self._plan.held_out.source_bytes)) as progress:
 
@@ -322,7 +322,7 @@ class _Encoding:
         return totals, frequencies
 
     def _calls(self, folder: Path) -> Iterator[tuple[list[Piece], Call | None]]:
-        """Yield the pieces of shards that are not finished, those that are read from the same place together."""
+        """Yield the pieces of unfinished shards, grouped by the position from which they are read."""
         work = self._plan.work
         unfinished = (
             piece
@@ -347,7 +347,7 @@ class _Encoding:
         return Call(encode_unit, (self._job, unit, [(piece, self._flags(piece)) for piece in missing]))
 
     def _fed(self, pieces: list[Piece], missing: list[Piece]) -> Iterator[tuple[list[Piece], Call | None]]:
-        """Read here, in one go, what several processes tokenize."""
+        """Read texts in this process, sequentially, for several processes to tokenize."""
         texts = Texts(self._request.sources, self._plan.units[pieces[0].unit], pieces[0])
         wanted = set(missing)
         for piece in pieces:

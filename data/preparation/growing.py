@@ -1,6 +1,6 @@
-"""Make corpora of corpora: append documents to one, or merge several; tokens that are there are never tokenized again.
+"""Append documents to a corpus, or merge several corpora; existing tokens are never tokenized again.
 
-Files are linked where the file system can, else copied. What is there is read, to check it and to count its tokens.
+Files are hard-linked if possible, else copied. Existing files are read to check them and to count their tokens.
 """
 
 import math
@@ -42,7 +42,7 @@ from plumbline.data.workspace import copy_files, new_folder, resumed_folder
 SHAPES_THE_SPLIT = ("seed", "validation_fraction")
 
 Parts = list[tuple[Counts | None, list[str]]]
-"""What is put end to end in a split: counts, None where a corpus lacks the split, and names of the pairs."""
+"""The parts of a split, in order: counts (None if a corpus lacks the split) and names of the pairs."""
 
 
 def append(
@@ -54,23 +54,23 @@ def append(
     skip_bad: bool = False,
     as_before: bool = False,
 ) -> Result:
-    """Add the documents of more sources to a corpus, in shards of their own, unless they were added already.
+    """Add the documents of more sources to a corpus, in new shards, unless they were added already.
 
-    The tokenizer is the corpus's, and a document is held out by the same rule as those that are there. Duplicates are
-    looked for among the new documents alone.
+    The corpus's tokenizer and its rule for holding documents out are used. Duplicates are only found among the new
+    documents.
 
     Args:
-        corpus: its folder.
+        corpus: folder of the corpus.
         sources: what to add.
         workers: processes.
-        shard_bytes: text per shard; None: one shard.
+        shard_bytes: bytes of text per shard; None makes one shard.
         deduplicate: "exact" or "near", as in duplicates; None keeps every document.
         skip_bad: leave damaged records out.
-        as_before: read rows and texts as those of the corpus were, whatever `sources` says of it.
+        as_before: read rows and texts with the corpus's own options instead of those in `sources`.
 
     Raises:
-        ValueError: there is no corpus, it is damaged, or the request cannot be met; the corpus is as it was.
-        OSError: as `prepare`.
+        ValueError: there is no corpus, it is damaged, or the request cannot be met; the corpus is unchanged.
+        OSError: as for `prepare`.
     """
     started = time.monotonic()
     check_mode(deduplicate)
@@ -82,7 +82,7 @@ def append(
         sources, before.tokenizer.spec, corpus, fraction, seed, workers, True, shard_bytes, deduplicate, skip_bad
     )
     request = replace(typed, sources=sources.reading_as(before.request)) if as_before else typed
-    for each in (typed, request) if as_before else (request,):  # older corpora were appended to as it was typed
+    for each in (typed, request) if as_before else (request,):  # older versions used the options as typed
         identity = _identity(each, before)
         if identity in before.request.get("appended", []):
             return Result(corpus, before, None)
@@ -96,12 +96,12 @@ def append(
 
 
 def _identity(request: Request, before: Manifest) -> dict[str, Any]:
-    """Return what shapes the documents to come; the tokenizer is the corpus's, whatever its name leads to by now."""
+    """Return what shapes the new documents; the tokenizer is the corpus's, whatever its name refers to today."""
     return {**request.identity(), "tokenizer_sha256": before.tokenizer.sha256}
 
 
 def _check_new(corpus: Path, before: Manifest, identity: dict[str, Any], sources: Sources) -> None:
-    """Refuse what is in the corpus: a file, unchanged, of which the same fields are read."""
+    """Refuse files that are already in the corpus: unchanged, and read with the same fields."""
     there = set(before.source_files)
     keys = sources.file_keys()
     if known := [path for key, path in keys.items() if key in there]:
@@ -111,7 +111,7 @@ def _check_new(corpus: Path, before: Manifest, identity: dict[str, Any], sources
             f"already, such as {known[0]}, and it would be there twice: {remedy}"
         )
     if any(spec.startswith("hf:") for spec in identity["source"]):
-        return  # a dataset of the hub is known by its name alone, and may have grown
+        return  # a hub dataset is identified by its name only, and may have grown
     read = ("source_fingerprint", "text_key", "text_template")
     for request in (before.request, *before.request.get("appended", [])):
         if all(request.get(key) == identity.get(key) for key in read):
@@ -120,7 +120,7 @@ def _check_new(corpus: Path, before: Manifest, identity: dict[str, Any], sources
 
 
 def _fill(request: Request, folder: Path, before: Manifest, identity: dict[str, Any]) -> Manifest:
-    """Fill the folder of a corpus that grows; return what is in it then."""
+    """Fill the folder of a growing corpus, and return its new manifest."""
     corpus = request.output
     encoder = Encoder(corpus / before.folder / "tokenizer", before.tokenizer.spec)
     if (before.begins_with, before.eos_token_id) != (encoder.begins_with, encoder.eos_token_id):
@@ -149,12 +149,12 @@ def _fill(request: Request, folder: Path, before: Manifest, identity: dict[str, 
 
 
 def _held_out_as_before(before: Manifest, fraction: float, parts: Iterator[tuple[UInt64s, UInt64s]]) -> HeldOut:
-    """Return the rule of a corpus, with the counts of the documents to come."""
+    """Return the held-out rule of a corpus, with the counts of the new documents."""
     documents = total = 0
     for places, sizes in parts:
         documents, total = documents + len(places), total + int(sizes.sum())
     rule = before.held_out
-    if rule is None:  # corpora of before said nothing, and cut nothing
+    if rule is None:  # older corpora do not state a rule, and cut nothing
         return HeldOut(fraction, documents, total, threshold_of(fraction), math.inf)
     cut_above = math.inf if rule.cut_above is None else rule.cut_above
     return as_before(HeldOut(fraction, documents, total, int(rule.threshold, 16), cut_above))
@@ -163,7 +163,7 @@ def _held_out_as_before(before: Manifest, fraction: float, parts: Iterator[tuple
 def _enlarged(
     before: Manifest, filled: Filled, identity: dict[str, Any], frequencies: Int64s, files: list[str]
 ) -> Manifest:
-    """Return what a corpus holds together with what was appended to it."""
+    """Return the manifest of a corpus with what was appended to it."""
     totals = filled.totals
     parts: dict[str, Parts] = {
         split: [
@@ -186,18 +186,18 @@ def _enlarged(
 
 
 def _grown(before: Manifest, **own: Any) -> Manifest:
-    """Return a manifest with its own values for what grew, of this version of the format and of the libraries."""
+    """Return a manifest with new values for what grew, and the current versions of format and libraries."""
     return before.model_copy(update={"format_version": 2, "versions": versions(), "folder": "", **own})
 
 
 def merge(corpora: list[Path], output: Path, overwrite: bool = False) -> tuple[Result, list[str]]:
-    """Make one corpus of several of the same tokenizer, which stay as they are.
+    """Merge several corpora of the same tokenizer into a new one; they stay unchanged.
 
     Returns:
-        What there is now, and what a user should know.
+        The result, and warnings for the user.
 
     Raises:
-        ValueError: they are not of the same tokenizer, or one is damaged.
+        ValueError: their tokenizers differ, or one is damaged.
         OSError: a file cannot be read or written.
     """
     started = time.monotonic()
@@ -231,10 +231,11 @@ def merge(corpora: list[Path], output: Path, overwrite: bool = False) -> tuple[R
 
 
 def _check_mergeable(corpora: list[Path], manifests: list[Manifest]) -> None:
-    """Refuse corpora whose tokens do not mean the same.
+    """Refuse corpora whose tokens differ in meaning.
 
     Raises:
-        ValueError: names the first of them and the first that differs from it, in tokenizer, beginning or end.
+        ValueError: names the first corpus, and the first that differs from it in tokenizer, beginning or end of
+            documents.
     """
     first = manifests[0]
     for corpus, manifest in zip(corpora, manifests, strict=True):
@@ -255,11 +256,11 @@ def _check_mergeable(corpora: list[Path], manifests: list[Manifest]) -> None:
 
 
 def _link_all(corpora: list[Path], folder: Path) -> tuple[dict[str, Parts], dict[str, FileRecord], Int64s]:
-    """Give the pairs of several corpora names in one folder, numbered through, and read them to check them.
+    """Link the pairs of several corpora into one folder, numbered consecutively, and read them to check them.
 
     Returns:
-        What each corpus gives to each split, the records of the files by their new names, and how often each token
-        occurs [train and validation, vocab_size].
+        The parts of each split, the file records by new name, and how often each token occurs [train and validation,
+        vocab_size].
 
     Raises:
         ValueError: a corpus is damaged.
@@ -282,7 +283,7 @@ def _link_all(corpora: list[Path], folder: Path) -> tuple[dict[str, Parts], dict
 
 
 def _check_different(corpora: list[Path], manifests: list[Manifest]) -> None:
-    """Refuse two corpora of the same tokens, or for which the same file was read."""
+    """Refuse two corpora with the same tokens, or made from the same file."""
     first: dict[str, int] = {}  # fingerprint, or key of a file -> number of the corpus
     for number, manifest in enumerate(manifests):
         if (before := first.setdefault(fingerprint_of(manifest), number)) != number:
@@ -305,7 +306,7 @@ def _manifest_of(corpus: Path) -> Manifest:
 
 
 def _request_of_all(manifests: list[Manifest]) -> tuple[dict[str, Any], list[str]]:
-    """Return what the merged corpus was asked for, and what is wrong with the splits of its parts together."""
+    """Return the request of the merged corpus, and warnings about how the splits of its parts combine."""
     merged = [
         {
             "request": manifest.request,
@@ -323,7 +324,7 @@ def _request_of_all(manifests: list[Manifest]) -> tuple[dict[str, Any], list[str
 
 
 def _joined(splits: dict[str, Parts]) -> dict[str, SplitRecord]:
-    """Return the records of splits whose parts are put end to end; one without any part is left out."""
+    """Return the records of splits made of these parts, without splits that have no part."""
     joined = {}
     for split, parts in splits.items():
         counts: Counts | None = None
@@ -347,7 +348,7 @@ def _sources(parts: list[dict[str, dict[str, Counts]]]) -> dict[str, dict[str, C
 
 
 def _remembered(parts: Iterable[list[str]]) -> list[str]:
-    """Return the keys of all source files; none where there are too many for a manifest."""
+    """Return the keys of all source files; empty if there are too many for a manifest."""
     keys = [key for part in parts for key in part]
     return keys if len(keys) <= MOST_FILES else []
 
@@ -360,10 +361,10 @@ def _summed(counts: Iterable[dict[str, int]]) -> dict[str, int]:
 
 
 def _link(source: Path, target: Path, names: dict[str, str]) -> None:
-    """Give files of one folder, by their names there, a name in another."""
+    """Link or copy files from one folder into another; `names` maps old names to new ones."""
     for old, new in names.items():
         try:
-            (target / new).unlink(missing_ok=True)  # of an earlier run
+            (target / new).unlink(missing_ok=True)  # left by an earlier run
             os.link(source / old, target / new)
-        except OSError:  # another file system, or one without links
+        except OSError:  # a different file system, or one without links
             shutil.copyfile(source / old, target / new)

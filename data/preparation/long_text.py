@@ -1,14 +1,13 @@
-r"""Cut a document that is too large to be tokenized at once, by a rule that depends on the document alone.
+r"""Cut a document that is too large to be tokenized at once, by a rule that depends only on the document.
 
-A document of more than `PART_BYTES` has a cut in each stretch [k * PART_BYTES, (k + 1) * PART_BYTES) of its bytes but
-the first: at the first line start between two characters that are not white space; if the stretch has none, at its
-first line start; if it has none either, at its first character. The parts are tokenized each for itself and are one
-document again in the index.
+A document of more than `PART_BYTES` is cut once in each range [k * PART_BYTES, (k + 1) * PART_BYTES) of its bytes after
+the first range: at the first line start between two characters that are not white space, else at the first line start,
+else at the first character. The parts are tokenized separately and are one document again in the index.
 
 Byte-level BPE with GPT-2's or a later rule for words, SentencePiece by lines (train-unigram) and bytes never join
-characters over the first kind of cut, so their tokens are those of the whole. In a text whose lines end in \r\n there
-is none, since \r is white space: BPE may join there what it would have kept apart. A tokenizer that begins every text
-with a character of its own, as Llama 2's does with a space, puts one at the beginning of each part.
+characters across the first kind of cut, so they give the same tokens as for the whole text. A text whose lines end in
+\r\n has no such cuts, since \r is white space: there, BPE tokens can differ at the cuts. A tokenizer that begins every
+text with an extra character, as Llama 2's does with a space, adds one at the beginning of each part.
 """
 
 import codecs
@@ -20,17 +19,17 @@ from typing import NamedTuple
 import xxhash
 
 PART_BYTES = 4 << 20
-"""Bytes of text that are tokenized at once; the library holds some 110 bytes for each of them meanwhile."""
+"""Bytes of text that are tokenized at once; the library needs about 110 bytes of memory for each."""
 BLOCK_BYTES = 1 << 20
 BEFORE = 4
-"""Bytes before a stretch that are looked at with it: a line end, and the character in front of it."""
-_TWO_BYTES = rb"\xc2[\x85\xa0]"  # what \S of bytes does not know: white space of Unicode
+"""Bytes before a range that are examined with it: a line end and the character before it."""
+_TWO_BYTES = rb"\xc2[\x85\xa0]"  # Unicode white space that \S of bytes does not know
 _THREE_BYTES = rb"\xe1\x9a\x80|\xe2\x80[\x80-\x8a\xa8\xa9\xaf]|\xe2\x81\x9f|\xe3\x80\x80"
 GOOD_CUT = re.compile(rb"\S(?<!%b)(?<!%b)\n(?=\S)(?!%b|%b)" % (_TWO_BYTES, _THREE_BYTES, _TWO_BYTES, _THREE_BYTES))
 
 
 def parts(data: bytes) -> Iterator[bytes]:
-    """Yield a document part by part; a short one whole."""
+    """Yield a document part by part; a short one in one part."""
     begin = 0
     for nominal in range(PART_BYTES, len(data), PART_BYTES):
         cut = nominal - BEFORE + find_cut(data[nominal - BEFORE : nominal + PART_BYTES])
@@ -40,7 +39,7 @@ def parts(data: bytes) -> Iterator[bytes]:
 
 
 def find_cut(window: bytes) -> int:
-    """Return where in a window to cut; the window begins `BEFORE` bytes before the stretch of the cut."""
+    """Return where in a window to cut; the window begins `BEFORE` bytes before the range of the cut."""
     if good := GOOD_CUT.search(window, BEFORE - 2):
         return good.end()
     if line_start := window.find(b"\n", BEFORE - 1, len(window) - 1) + 1:
@@ -65,18 +64,18 @@ def read_part(path: Path, begin: int, end: int, number: int) -> bytes:
 
 
 class Scan(NamedTuple):
-    """Hold what one pass over a file of text finds."""
+    """Hold the findings of one pass over a text file."""
 
     size: int
     characters: int
     blank: bool
-    """Whether there is nothing but white space."""
+    """Whether the text is only white space."""
     place: int
     """Hash of the bytes, keyed by the seed (heldout.place)."""
 
 
 def scan(path: Path, seed: int) -> Scan | None:
-    """Read a whole file in little memory; None if it is not UTF-8."""
+    """Scan a whole file in little memory; return None if it is not UTF-8."""
     digest = xxhash.xxh3_64(seed=seed)
     size = characters = 0
     blank = True
@@ -92,7 +91,7 @@ def scan(path: Path, seed: int) -> Scan | None:
 
 
 def byte_of_cut(path: Path, at: int) -> int:
-    """Return the byte of the first line start after character `at` of a file; of the character, where there is none."""
+    """Return the byte offset of the first line start after character `at`, or of that character if there is none."""
     characters = offset = found = 0
     searching = False
     for data, text in _decoded(path):
@@ -111,7 +110,7 @@ def byte_of_cut(path: Path, at: int) -> int:
 
 
 def _decoded(path: Path) -> Iterator[tuple[bytes, str]]:
-    """Yield blocks of whole characters, as bytes and as text."""
+    """Yield blocks of whole characters as bytes and as text."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     with path.open("rb") as file:
         while block := file.read(BLOCK_BYTES):

@@ -1,4 +1,4 @@
-"""Do what prepare.py is asked for: make a corpus here or at a URL, enlarge one, or make one of several."""
+"""Carry out the commands of prepare.py: make a corpus locally or at a URL, enlarge one, or merge several."""
 
 import logging
 from pathlib import Path
@@ -14,7 +14,7 @@ LOG = logging.getLogger(__name__)
 
 
 def make(output: str, request: Request, staging: Path) -> Result:
-    """Make a corpus in the folder that the request names, or by way of `staging` at a URL.
+    """Make a corpus in a local folder, or at a URL through the folder `staging`.
 
     Raises:
         ValueError: see `prepare` and `prepare_at`, as for OSError.
@@ -40,7 +40,7 @@ def enlarge(
 
 
 def join(corpora: list[str], output: str, overwrite: bool) -> Result:
-    """Make one corpus of several, and warn of what is wrong with their splits together.
+    """Merge several corpora into one, and warn if their splits do not combine well.
 
     Raises:
         ValueError: one of them is a URL; see `merge`, as for OSError.

@@ -1,4 +1,4 @@
-"""Say what a corpus folder is, and write its corpus.json."""
+"""Define what a corpus folder contains, and write its corpus.json."""
 
 import json
 import platform
@@ -21,7 +21,7 @@ from plumbline.data.tokenizers import FILES as TOKENIZER_FILES
 from plumbline.data.workspace import FolderKind
 
 WORK = ".work"
-"""The folder of the work in progress, in that of the corpus to be."""
+"""The folder for work in progress, inside that of the future corpus."""
 _FILES = (
     *(f"{split}{number}.{ending}" for split in SPLITS for number in ("", "-*") for ending in ("bin", "idx")),
     *(f"tokenizer/{file}" for file in TOKENIZER_FILES),
@@ -30,14 +30,14 @@ CORPUS = FolderKind(name="a corpus", marks=(MANIFEST,), others=(*_FILES, *(f"gen
 
 
 def finish(folder: Path, manifest: Manifest) -> None:
-    """Write corpus.json, which says that the folder holds all of a corpus, and remove the work."""
+    """Write corpus.json, which marks the corpus as complete, and remove the work folder."""
     with whole(folder / MANIFEST) as path:
         path.write_text(json.dumps(manifest.model_dump(), indent=2) + "\n")
     shutil.rmtree(folder / WORK, ignore_errors=True)
 
 
 def finished(folder: Path) -> Manifest | None:
-    """Return the manifest of a folder that an earlier run filled and did not publish; None if it is not filled."""
+    """Return the manifest of a folder that an earlier run finished but did not publish, or None if unfinished."""
     if not (folder / MANIFEST).is_file():
         return None
     shutil.rmtree(folder / WORK, ignore_errors=True)
@@ -45,7 +45,7 @@ def finished(folder: Path) -> Manifest | None:
 
 
 def check_same(output: object, there: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    """Refuse an output that holds another corpus than the one that is wanted.
+    """Refuse an output that holds a different corpus from the one wanted.
 
     Raises:
         ValueError: names every difference between the requests, and the remedy.
@@ -69,24 +69,24 @@ def check_same(output: object, there: Mapping[str, Any], wanted: Mapping[str, An
 
 
 def pairs_of(manifest: Manifest, split: str) -> list[str]:
-    """Return the names of a split's token files without their endings, in order; none of a split that is not there."""
+    """Return the names of a split's token files without suffixes, in order; empty if there is no such split."""
     record = manifest.splits.get(split)
     return [] if record is None else record.shards or [split]
 
 
 def held_out_record(held_out: HeldOut) -> HeldOutRecord:
-    """Return what the manifest says of what is held out."""
+    """Return the manifest's record of what is held out."""
     cut_above = None if np.isinf(held_out.cut_above) else held_out.cut_above
     return HeldOutRecord(threshold=f"{held_out.threshold:016x}", cut_above=cut_above)
 
 
 def versions() -> dict[str, str]:
-    """Return the libraries that make a corpus."""
+    """Return the versions of the libraries that make a corpus."""
     return {"python": platform.python_version(), **{name: version(name) for name in LIBRARIES}}
 
 
 def unigram_entropy(train: Int64s, validation: Int64s) -> float:
-    """Return nats per validation token under the train token counts, one added to each so that none is impossible.
+    """Return nats per validation token under the add-one-smoothed token frequencies of the train split.
 
     Args:
         train: [vocab_size] counts.

@@ -1,7 +1,8 @@
-"""Plan what is tokenized in one go, and which shard it goes to.
+"""Plan which documents are tokenized together, and which shard they go to.
 
-A shard ends with the first piece that fills it, so what is in it depends on the text and its size alone, and is known
-before anything is tokenized. A piece ends with a document, except those of a text that is too long to be read at once.
+A shard ends with the first piece that fills it, so its contents depend only on the text and the shard size, and are
+known before anything is tokenized. A piece ends with a document, except for parts of a text too long to be read at
+once.
 """
 
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ from plumbline.data.sources import Unit
 
 
 class LongPart(NamedTuple):
-    """Name one part of a document that lies in bytes `begin` to `end` of a file of its own."""
+    """Describe one part of a document in bytes `begin` to `end` of its file."""
 
     begin: int
     end: int
@@ -37,38 +38,38 @@ class LongPart(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """Name consecutive documents of one unit, or a part of a long one."""
+    """Describe consecutive documents of one unit, or a part of a long one."""
 
     shard: int
     unit: int
     number: int
-    """Counts the pieces of the unit."""
+    """Index of the piece in the unit."""
     first: int
-    """Number of its first document in the unit."""
+    """Index of its first document in the unit."""
     last: int
-    """Number of the document after it."""
+    """Index of the document after its last one."""
     at: int | None
-    """Where to begin to read (records.read_records)."""
+    """Position from which to read (records.read_records)."""
     first_at: int
-    """Number of the document that is found there."""
+    """Index of the document at that position."""
     source_bytes: int
-    """Text of its documents that are part of the corpus."""
+    """Bytes of text of its documents that are part of the corpus."""
     long: LongPart | None = None
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Hold what decides where each document goes."""
+    """Decide which piece and shard each document goes to."""
 
     work: Work
     units: list[Unit]
     held_out: HeldOut
     shard_bytes: int | None
-    """Text per shard; None for one shard."""
+    """Bytes of text per shard, or None for one shard."""
     first_documents: list[int]
-    """Number of each unit's first document among all."""
+    """Index of each unit's first document among all documents."""
     kept: npt.NDArray[np.bool_] | None
-    """Whether a document is part of the corpus; None where all are."""
+    """Flags for which documents are part of the corpus, or None if all are."""
 
     def pieces(self) -> Iterator[Piece]:
         """Yield all pieces in the order of the documents."""
@@ -86,7 +87,7 @@ class Plan:
                     shard, filled = shard + 1, 0
 
     def is_kept(self, unit: int, first: int, last: int) -> npt.NDArray[np.bool_]:
-        """Return for some documents of a unit whether they are part of the corpus."""
+        """Return flags for documents [first, last) of a unit: whether they are part of the corpus."""
         if self.kept is None:
             return np.ones(last - first, np.bool_)
         begin = self.first_documents[unit]

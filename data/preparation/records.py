@@ -1,7 +1,7 @@
-"""Read a unit as records: documents, and what is none with the reason why.
+"""Read a unit as records: documents, or the reason why a record is not one.
 
-A new kind of file is one more reader here, its name in `READERS`, and its ending in source_files.kind_of. A reader that
-can go on from a place within its unit says so by `Record.after`; the place is handed back as `at`.
+A new kind of file needs a reader here, its name in `READERS`, and its suffix in source_files.kind_of. A reader that can
+resume within its unit sets `Record.after`, which is passed back as `at`.
 """
 
 import codecs
@@ -20,36 +20,36 @@ from plumbline.data.sources import Sources, Unit, field_of, open_dataset
 
 NOT_UTF8, EMPTY, PACKED, BINARY = "not UTF-8", "empty", "packed", "binary"
 HARMLESS = (NOT_UTF8, EMPTY, PACKED, BINARY)
-"""Reasons to leave out a record that never end the work."""
+"""Reasons for leaving out a record that never stop the work."""
 OTHER_ENCODINGS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)
 FORMATS = {"gz": "a whole gzip", "zst": "a whole zstd", "parquet": "a parquet", "arrow": "an Arrow"}
-"""Endings of files that can be damaged as a whole."""
+"""Suffixes of files that can be damaged as a whole."""
 LONG_WINDOW = "requires too much memory for decoding"
-"""What zstd says of a whole frame whose window is larger than the 128 MiB that it allows."""
+"""zstd's message for an intact frame whose window exceeds the allowed 128 MiB."""
 MOST_SAID = 300
-"""Most characters of an error of `datasets`, which lists all columns."""
+"""Most characters shown of an error of `datasets`, which lists all columns."""
 BLOCK_BYTES = 1 << 20
 ROWS, TABLE_BYTES = 1024, 4 << 20
-"""Most rows, and about the most bytes, of a parquet file that become Python's objects at once."""
+"""Most rows, and approximately the most bytes, of a parquet file that become Python objects at once."""
 
 
 class Record(NamedTuple):
-    """Hold one document, or the reason why a record is none."""
+    """Hold one document, or the reason why a record is not one."""
 
     text: str | None
     reason: str | None
-    """Why there is no text, in the words of the manifest; None for a document, and for a blank line."""
+    """Why there is no text, as worded in the manifest, or None for a document or a blank line."""
     detail: str
-    """What is wrong, and what to do."""
+    """What is wrong, and the remedy."""
     where: str
-    """File, dataset or row for messages; {line} and {row} stand for numbers that count from the unit's first."""
+    """File, dataset or row for messages; {line} and {row} stand for numbers counted from the unit's first."""
     number: int
     after: int | None
-    """Where reading can go on after this record; None where it cannot."""
+    """Position from which reading can resume after this record, or None if it cannot."""
 
 
 class BadRecordError(ValueError):
-    """Say why a row gives no text."""
+    """State why a row has no text."""
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(detail)
@@ -57,34 +57,34 @@ class BadRecordError(ValueError):
 
 
 def read_records(sources: Sources, unit: Unit, at: int | None = None) -> Iterator[Record]:
-    """Yield the records of a unit, the same sequence at each call.
+    """Yield the records of a unit, the same at each call.
 
     Args:
-        sources: States what the text of a row is, and what cuts files into documents.
+        sources: Defines the text of a row, and how files are cut into documents.
         unit: One of `sources.units()`.
-        at: The `after` of the last record that is not wanted; None: from the unit's beginning.
+        at: The `after` of the last record to skip; None reads from the beginning of the unit.
     """
     try:
         yield from READERS[unit.kind](sources, unit, at)
     except (EOFError, OSError, ValueError, zlib.error) as error:
         name = unit.names[0]
         ending = name.rpartition(".")[2].lower()
-        if ending not in FORMATS or getattr(error, "errno", None) is not None:  # the disk's error, not the file's
+        if ending not in FORMATS or getattr(error, "errno", None) is not None:  # an error of the disk, not of the file
             raise
         if LONG_WINDOW in str(error):
             detail = f"packed with a window that is not read ({error}); pack it again, by zstd without --long"
             yield Record(None, "window too large", detail, name, 0, None)
             return
         detail = f"not {FORMATS[ending]} file ({error}); copy it again"
-        if isinstance(error, UnicodeEncodeError):  # nothing that is read is encoded
+        if isinstance(error, UnicodeEncodeError):  # reading encodes nothing
             detail = "has a name that is not UTF-8, by which pyarrow opens no file; rename it"
         yield Record(None, "damaged file", detail, name, 0, None)
 
 
 def is_binary(data: bytes) -> bool:
-    """Return whether a file that begins so is none of text: by more than one byte 0 in a hundred near its beginning.
+    """Return whether a file that begins with `data` is binary: more than 1 % of its first bytes are 0.
 
-    Texts of UTF-16 and UTF-32 that say so are text of another encoding.
+    UTF-16 and UTF-32 with a byte order mark are text in another encoding.
     """
     start = data[:LOOKED_AT]
     return start.count(0) > len(start) / 100 and not start.startswith(OTHER_ENCODINGS)
@@ -95,7 +95,7 @@ def _document(text: str, where: str, number: int, after: int | None) -> Record:
         return Record(None, EMPTY, "", where, number, after)
     try:
         text.encode()
-    except UnicodeEncodeError:  # half a surrogate pair, which JSON can spell and UTF-8 cannot
+    except UnicodeEncodeError:  # a lone surrogate, which JSON can spell but UTF-8 cannot
         return Record(None, NOT_UTF8, "half a surrogate pair", where, number, after)
     return Record(text, None, "", where, number, after)
 
@@ -105,7 +105,7 @@ def _bad(error: BadRecordError, where: str, number: int, after: int | None) -> R
 
 
 def _read_files(sources: Sources, unit: Unit, at: int | None) -> Iterator[Record]:
-    """Read small files of text; `after` counts files."""
+    """Read small text files; `after` counts files."""
     for number in range(at or 0, len(unit.names)):
         name = unit.names[number]
         if is_packed(Path(name)):
@@ -116,7 +116,7 @@ def _read_files(sources: Sources, unit: Unit, at: int | None) -> Iterator[Record
             yield Record(None, BINARY, "a binary file", name, 0, number + 1)
             continue
         try:
-            text = data.removeprefix(codecs.BOM_UTF8).decode()  # not read_text: line ends are part of the text
+            text = data.removeprefix(codecs.BOM_UTF8).decode()  # not read_text, which would change line ends
         except UnicodeDecodeError as error:
             yield Record(None, NOT_UTF8, str(error), name, 0, number + 1)
             continue
@@ -127,7 +127,7 @@ def _read_files(sources: Sources, unit: Unit, at: int | None) -> Iterator[Record
 
 
 def _read_separated(sources: Sources, unit: Unit, at: int | None) -> Iterator[Record]:
-    """Read a large file of text, document by document; `after` counts bytes."""
+    """Read a large text file document by document; `after` counts bytes."""
     (name,) = unit.names
     separator = (sources.document_separator or "").encode()
     with Path(name).open("rb") as file:
@@ -139,7 +139,7 @@ def _read_separated(sources: Sources, unit: Unit, at: int | None) -> Iterator[Re
         if at is None and (problem := not_utf8(file)):
             yield Record(None, NOT_UTF8, problem, name, 0, None)
             return
-        begin = at or len(codecs.BOM_UTF8) * start.startswith(codecs.BOM_UTF8)  # of the document, in the file
+        begin = at or len(codecs.BOM_UTF8) * start.startswith(codecs.BOM_UTF8)  # of the document within the file
         file.seek(begin)
         buffer, searched = bytearray(), 0
         while block := file.read(BLOCK_BYTES):
@@ -155,14 +155,14 @@ def _read_separated(sources: Sources, unit: Unit, at: int | None) -> Iterator[Re
 
 
 def not_utf8(file: BinaryIO) -> str | None:
-    """Return which byte of a file is not UTF-8, in the words of the decoder; None if all are."""
+    """Return the decoder's message about the first byte that is not UTF-8, or None if the file is UTF-8."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     try:
         while block := file.read(BLOCK_BYTES):
             decoder.decode(block)
         decoder.decode(b"", final=True)
     except UnicodeDecodeError as error:
-        at = file.tell() - len(error.object) + error.start  # the decoder counts from what it was given last
+        at = file.tell() - len(error.object) + error.start  # the decoder counts from the beginning of the last block
         return f"'utf-8' codec can't decode byte {error.object[error.start]:#04x} in position {at}: {error.reason}"
     return None
 
@@ -194,7 +194,7 @@ def _record_of_line(sources: Sources, line: bytes, where: str, number: int, afte
         row = json.loads(line)
     except UnicodeDecodeError as error:
         return Record(None, NOT_UTF8, str(error), where, number, after)
-    except (ValueError, RecursionError) as error:  # also of a number with thousands of digits
+    except (ValueError, RecursionError) as error:  # including numbers with thousands of digits
         problem = f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
         return Record(None, "not JSON", f"not JSON ({problem}); fix or remove it", where, number, after)
     return _record_of_row(sources, row, where, number, after)
@@ -239,7 +239,7 @@ def _read_parquet(sources: Sources, unit: Unit, at: int | None) -> Iterator[Reco
 
 
 def _read_arrow(sources: Sources, unit: Unit, at: int | None) -> Iterator[Record]:
-    """Read an Arrow file, of either of its two formats; `after` counts record batches."""
+    """Read an Arrow file in either of its two formats; `after` counts record batches."""
     import pyarrow  # comes with datasets; only needed here
 
     (name,) = unit.names
@@ -267,13 +267,13 @@ def _batches_of(pyarrow: Any, file: Any) -> tuple[Iterator[Any], list[str]]:
 
 
 def _columns(sources: Sources, names: list[str]) -> list[str]:
-    """Return the columns that the text is made of; the name of one may have a dot in it."""
+    """Return the columns from which the text is made; a column name may contain a dot."""
     is_column = sources.template is None and sources.text_key in names
     return [sources.text_key] if is_column else list(sources.fields)
 
 
 def _rows_of(batch: Any) -> Iterator[Any]:
-    """Yield the rows of a batch of columns, and for one that is not UTF-8 the error that says so."""
+    """Yield the rows of a batch of columns, or the UnicodeDecodeError of a row that is not UTF-8."""
     try:
         yield from batch.to_pylist()
     except UnicodeDecodeError:
@@ -285,7 +285,7 @@ def _rows_of(batch: Any) -> Iterator[Any]:
 
 
 def _rows(sources: Sources, rows: Iterable[Any], name: str, first: int, after: int) -> Iterator[Record]:
-    """Yield the records of a group of rows; reading can go on after the last one only."""
+    """Yield the records of a group of rows; reading can only resume after the last one."""
     waiting: Record | None = None
     for number, row in enumerate(rows, start=first):
         if waiting is not None:
@@ -306,12 +306,12 @@ def _read_dataset(sources: Sources, unit: Unit, _: int | None) -> Iterator[Recor
 
 
 def _streamed(spec: str, rows: Iterable[Any]) -> Iterator[Any]:
-    """Yield rows of a dataset, and name it where that fails: ValueError if it would again, else OSError."""
+    """Yield rows of a dataset; errors name it: ValueError if it would fail again, else OSError."""
     try:
         yield from rows
     except MemoryError:
         raise
-    except Exception as error:  # datasets, and what it reads files by, have errors of their own
+    except Exception as error:  # datasets and its file readers have errors of their own
         problem = textwrap.shorten(str(error), MOST_SAID) or type(error).__name__
         text = f"--source {spec}: datasets cannot read its rows ({problem}); "
         if isinstance(error, ValueError):
@@ -319,7 +319,7 @@ def _streamed(spec: str, rows: Iterable[Any]) -> Iterator[Any]:
         raise OSError(f"{text}see to the dataset or the network: the same command goes on from here") from error
 
 
-_opened = lru_cache(maxsize=4)(open_dataset)  # once a process, since the hub is asked each time
+_opened = lru_cache(maxsize=4)(open_dataset)  # once per process, since each call queries the hub
 
 
 def _record_of_row(sources: Sources, row: Any, where: str, number: int, after: int | None) -> Record:

@@ -15,7 +15,7 @@ from plumbline.data.tokenizers import tokenizer_sha256
 LIBRARIES = ("numpy", "tokenizers", "sentencepiece", "transformers", "datasets")
 
 WORK_FORMAT = 5
-"""Changes with what is kept of work in progress, which then is not gone on with."""
+"""Version of the files of work in progress; work of another version is not resumed."""
 
 
 @dataclass(frozen=True)
@@ -30,14 +30,14 @@ class Request:
     workers: int = 1
     overwrite: bool = False
     shard_bytes: int | None = None
-    """Text per shard; None for one shard."""
+    """Bytes of text per shard, or None for one shard."""
     deduplicate: str | None = None
     """`exact` or `near`, as in duplicates; None keeps every document."""
     skip_bad: bool = False
-    """Leave out records that are damaged, instead of ending with an error."""
+    """Leave out damaged records instead of ending with an error."""
 
     def check(self) -> None:
-        """Refuse what cannot be meant, before anything is read.
+        """Refuse invalid options before anything is read.
 
         Raises:
             ValueError: names the option and the remedy.
@@ -47,7 +47,7 @@ class Request:
                 f"--validation-fraction {self.validation_fraction}: expected a number between 0 and 1; 1 holds out "
                 "everything"
             )
-        if not 0 <= self.seed < 2**64:  # hashes are keyed by 64 bits of it
+        if not 0 <= self.seed < 2**64:  # hashes take a 64-bit key
             raise ValueError(f"--seed {self.seed}: expected a whole number from 0 to 2^64 - 1")
         if self.workers < 1:
             raise ValueError(f"--workers {self.workers}: expected at least 1")
@@ -60,13 +60,13 @@ class Request:
             )
 
     def name_pair(self, split: str, shard: int) -> str:
-        """Return the name of a shard's token files without their endings."""
+        """Return the name of a shard's token files without suffixes."""
         return split if self.shard_bytes is None else f"{split}-{shard:05}"
 
     def identity(self) -> dict[str, Any]:
-        """Return everything that shapes the corpus: the content of the files does, the number of workers does not.
+        """Return everything that shapes the corpus, such as the content of the files, but not the number of workers.
 
-        What was not always there stands in it only where it is used, so that corpora keep their identity.
+        Newer options appear only if they are used, so that existing corpora keep their identity.
         """
         local = Path(self.tokenizer) / "tokenizer.json"
         identity = {
@@ -83,6 +83,6 @@ class Request:
 
 
 def key_of(identity: dict[str, Any]) -> str:
-    """Return a name for the work that a request asks for, with the libraries of this machine."""
+    """Return a key for the work of a request, which also depends on the versions of the libraries."""
     everything = json.dumps([identity, WORK_FORMAT, {name: version(name) for name in LIBRARIES}], sort_keys=True)
     return hashlib.sha256(everything.encode()).hexdigest()[:16]

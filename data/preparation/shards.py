@@ -1,4 +1,4 @@
-"""Put pieces together to shards: a `.bin`/`.idx` pair for each split, and what is in it."""
+"""Assemble pieces into shards: a `.bin`/`.idx` pair for each split, and its counts."""
 
 import json
 from collections.abc import Iterable
@@ -20,12 +20,12 @@ from plumbline.data.workspace import sync
 
 @dataclass
 class Totals:
-    """Count what is in one shard, or in several."""
+    """Count the contents of one or several shards."""
 
     counts: dict[str, Counts] = field(default_factory=dict)
-    """Of each split."""
+    """Counts of each split."""
     sources: dict[str, dict[str, Counts]] = field(default_factory=dict)
-    """Of each split, by source."""
+    """Counts of each split, by source."""
     pairs: dict[str, list[str]] = field(default_factory=dict)
     """Names of the pairs of each split, in order."""
     files: dict[str, FileRecord] = field(default_factory=dict)
@@ -37,7 +37,7 @@ class Totals:
         of_source[split] = sum_of(of_source.get(split), counts)
 
     def add(self, other: "Totals") -> None:
-        """Add what is in the shards that come next."""
+        """Add the totals of the next shards."""
         for source, splits in other.sources.items():
             for split, counts in splits.items():
                 self.count(split, source, counts)
@@ -46,7 +46,7 @@ class Totals:
         self.files.update(other.files)
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values, which `from_json` takes."""
+        """Return plain values for `from_json`."""
         return {
             "sources": {
                 source: {split: counts.model_dump() for split, counts in splits.items()}
@@ -58,7 +58,7 @@ class Totals:
 
     @classmethod
     def from_json(cls, found: dict[str, Any]) -> "Totals":
-        """Make it from plain values."""
+        """Return the totals given by plain values."""
         totals = cls(
             pairs=found["pairs"], files={name: FileRecord(**record) for name, record in found["files"].items()}
         )
@@ -69,7 +69,7 @@ class Totals:
 
 
 def sum_of(first: Counts | None, second: Counts) -> Counts:
-    """Add counts; None counts nothing."""
+    """Add two counts; None stands for zero."""
     if first is None:
         return second
     return Counts(
@@ -86,17 +86,17 @@ def write_shard(
     names: dict[str, str],
     pieces: Iterable[tuple[Piece, str]],
 ) -> int | None:
-    """Write one shard from its pieces, as they come, and keep what is in it.
+    """Write one shard from its pieces as they arrive, and save its totals.
 
     Args:
         folder: Where the token files go.
         work: Where the pieces are.
-        encoder: States the type of the tokens.
-        names: The pair of each split; one of no documents is not written.
-        pieces: In order, each with the name of its source.
+        encoder: Gives the type of the tokens.
+        names: The name of each split's pair; a pair without documents is not written.
+        pieces: The pieces in order, each with the name of its source.
 
     Returns:
-        The number of the shard; None if there was no piece.
+        The number of the shard, or None if there was no piece.
     """
     totals = Totals()
     frequencies = {split: np.zeros(encoder.vocab_size, np.int64) for split in SPLITS}
@@ -121,7 +121,7 @@ def write_shard(
             totals.pairs[split] = [names[split]]
             totals.files.update({name: FileRecord(**asdict(facts)) for name, facts in writer.files.items()})
             for name in writer.files:
-                sync(folder / name)  # what it was made from is removed
+                sync(folder / name)  # since the pieces it was made from are removed
         else:
             for name in writer.files:
                 (folder / name).unlink()
@@ -134,7 +134,7 @@ def write_shard(
 
 
 def finished_shard(folder: Path, work: Work, shard: int) -> tuple[Totals, Int64s] | None:
-    """Return what is in a shard, and its token counts [splits, vocab_size]; None if it is not finished."""
+    """Return the totals of a shard and its token counts [splits, vocab_size], or None if it is not finished."""
     path = work.shard(shard, "json")
     if not path.is_file():
         return None

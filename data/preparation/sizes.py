@@ -1,4 +1,4 @@
-"""Read sizes as people write them."""
+"""Parse human-readable sizes."""
 
 import re
 
@@ -6,10 +6,10 @@ UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 
 def parse_size(text: str) -> int:
-    """Return the bytes of a size such as 500MB or 4GB.
+    """Return the bytes in a size such as 500MB or 4GB.
 
     Raises:
-        ValueError: it is no size, or none of a byte or more.
+        ValueError: it is not a size, or less than one byte.
     """
     found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMGT]?B?)", text, re.IGNORECASE)
     if not found or found[2].upper() not in UNITS:

@@ -1,4 +1,4 @@
-"""Look at every document of a unit once: count it, hash it, and keep a sample for the tokenizer."""
+"""Survey every document of a unit once: count it, hash it, and keep a sample for the tokenizer."""
 
 import json
 from collections import Counter
@@ -26,14 +26,14 @@ from plumbline.data.source_files import LOOKED_AT
 from plumbline.data.sources import Sources, Unit
 
 PIECE_BYTES = 4 << 20
-"""Text that one process tokenizes in one go, or more where the input cannot be cut."""
+"""Bytes of text that one process tokenizes in one go, or more if the input cannot be cut."""
 EXAMPLES = 20
-"""Bad records that are reported with file and line."""
+"""Most bad records that are reported with file and line."""
 
 
 @dataclass(frozen=True)
 class SurveyJob:
-    """State what the survey of any unit needs to know."""
+    """Hold the settings shared by the survey of all units."""
 
     sources: Sources
     work: Work
@@ -43,17 +43,17 @@ class SurveyJob:
     deduplicate: str | None
     skip_bad: bool
     piece_bytes: int
-    """Text after which a piece ends."""
+    """Bytes of text after which a piece ends."""
 
 
 def survey_unit(job: SurveyJob, number: int, unit: Unit, bound: int) -> None:
-    """Survey one unit, and keep what is found; see `Work` for the files.
+    """Survey one unit and save the findings; see `Work` for the files.
 
     Args:
-        job: The same for all units.
-        number: The unit's.
+        job: The shared settings.
+        number: Number of the unit.
         unit: What to read.
-        bound: Documents whose place is below this are not wanted for the sample.
+        bound: Documents below this place are not wanted for the sample.
     """
     sample = Sample(job.sample_bytes, bound)
     with whole(job.work.unit(number, "documents")) as path:
@@ -64,7 +64,7 @@ def survey_unit(job: SurveyJob, number: int, unit: Unit, bound: int) -> None:
 
 
 def sample_entries(work: Work, unit: int) -> Iterator[tuple[int, int, int, str]]:
-    """Yield what a unit gives to the sample, as `Sample.add` takes it."""
+    """Yield a unit's candidates for the sample, as arguments of `Sample.add`."""
     with work.unit(unit, "sample").open() as file:
         for line in file:
             where, number, size, text = json.loads(line)
@@ -72,7 +72,7 @@ def sample_entries(work: Work, unit: int) -> Iterator[tuple[int, int, int, str]]
 
 
 def document_number(unit: int, index: int) -> int:
-    """Return a number for a document that no other has, in the order of the documents."""
+    """Return a unique number for a document that preserves the order of the documents."""
     return unit << 40 | index
 
 
@@ -112,7 +112,7 @@ def _lost(name: str, problem: str) -> Lost:
 
 
 class _Found:
-    """Collect what is found in a unit."""
+    """Collect the findings in a unit."""
 
     def __init__(self, job: SurveyJob) -> None:
         self.documents = self.records = self.in_piece = 0
@@ -130,7 +130,7 @@ class _Found:
         self.in_piece += size
 
     def leave_out(self, record: Record, reason: str) -> bool:
-        """Count a record that is no document; return whether it ends the work."""
+        """Count a record that is not a document; return whether it ends the work."""
         self.skipped[reason] += 1
         self.fatal = reason not in HARMLESS and not self._job.skip_bad
         if reason != EMPTY and (self.fatal or len(self.bad) < EXAMPLES):
@@ -138,7 +138,7 @@ class _Found:
         return self.fatal
 
     def end_piece(self, after: int | None) -> bytes:
-        """End a piece, if it holds anything; return the rows of its documents."""
+        """End the current piece if it is not empty; return the rows of its documents."""
         if not self._rows:
             return b""
         rows = np.array(self._rows, self._job.work.row).tobytes()

@@ -1,4 +1,4 @@
-"""Hold what the survey found in all units, put together unit by unit in their order."""
+"""Combine the findings of the survey, unit by unit in order."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -12,36 +12,36 @@ from plumbline.data.sources import Unit, printable
 
 @dataclass
 class Surveyed:
-    """Hold what the survey found in all units."""
+    """Hold the findings of the survey in all units."""
 
     units: list[Unit]
     sample: Sample
     first_documents: list[int] = field(default_factory=list)
-    """Number of each unit's first document among all."""
+    """Index of each unit's first document among all documents."""
     documents: int = 0
     source_bytes: int = 0
     documents_of: Counter[int] = field(default_factory=Counter)
-    """Documents by the number of their source."""
+    """Number of documents by index of their source."""
     tasks: int = 0
-    """Places from which units can be read."""
+    """Number of positions from which units can be read."""
     skipped: Counter[str] = field(default_factory=Counter)
     bad: list[str] = field(default_factory=list)
     first_bad: dict[int, str] = field(default_factory=dict)
-    """The first bad record by the number of its source."""
+    """The first bad record by index of its source."""
     lost: Lost = field(default_factory=Lost)
     records: Counter[tuple[str, ...]] = field(default_factory=Counter)
-    """Lines or rows, whatever is in them, by the names of the units that they are in."""
+    """Number of lines or rows, documents or not, by the file names of their unit."""
 
     def add(self, unit: Unit, facts: UnitFacts, entries: Iterable[tuple[int, int, int, str]]) -> None:
-        """Add what the survey found in the next unit.
+        """Add the findings of the next unit.
 
         Args:
-            unit: the unit after those that were added.
-            facts: what was found in it.
-            entries: what it gives to the sample, as `Sample.add` takes it.
+            unit: the unit after those already added.
+            facts: the findings in it.
+            entries: its candidates for the sample, as arguments of `Sample.add`.
 
         Raises:
-            ValueError: the last of its bad records ends the work; names file and line.
+            ValueError: its last bad record ends the work; names file and line.
         """
         texts = [_located(bad, self.records[unit.names]) for bad in facts.bad]
         if facts.fatal:
@@ -62,7 +62,7 @@ class Surveyed:
 
 
 def _located(bad: Bad, before: int) -> str:
-    """Return file, line and reason of a bad record, of a unit that `before` records of the same file precede."""
+    """Return file, line and reason of a bad record in a unit that starts after `before` records of its file."""
     number = str(before + bad.number)
     where = bad.where.replace("{line}", number).replace("{row}", number)
     return printable(f"{where}: {bad.detail or bad.reason}")

@@ -1,8 +1,8 @@
-"""Put a corpus where a URL says: every file first, corpus.json last, so that a corpus that opens is whole.
+"""Upload a corpus to a URL: all other files first and corpus.json last, so that a corpus that opens is complete.
 
-It is made in a hidden folder here, which goes when it is uploaded. A run that fails or is killed is gone on with by the
-same command: what is there already is not sent again. Where a corpus takes the place of another, its files go into a
-folder of their own, so that the other one can be read until `corpus.json` is replaced; then the other one is removed.
+It is made in a hidden local folder, which is removed after the upload. The same command resumes a run that failed or
+was killed, without sending files again. If a corpus replaces another, its files go into a folder of their own, so that
+the old one can be read until `corpus.json` is replaced; then the old one is removed.
 """
 
 import json
@@ -31,20 +31,20 @@ from plumbline.data.remote.fetch import file_system
 
 THREADS = 8
 UPLOADED = "uploaded.jsonl"
-"""Lists the files that were sent, each with the time at which it was made here."""
+"""Lists the files that were sent, each with its local modification time."""
 
 
 def prepare_at(url: str, request: Request, staging: Path) -> Result:
-    """Make a corpus and upload it, unless the same one is there already.
+    """Make a corpus and upload it, unless the same one exists already.
 
     Args:
-        url: Where to, in any file system that fsspec knows.
-        request: States what to make; its output is not used.
-        staging: A folder on a disk that has room for it meanwhile.
+        url: Where to upload, on any file system of fsspec.
+        request: What to make; its output is not used.
+        staging: A folder on a disk with room for the corpus meanwhile.
 
     Raises:
         ValueError: the request cannot be met, or something else is at the URL.
-        OSError: a file cannot be read, written or sent; the same command goes on from there.
+        OSError: a file cannot be read, written or sent; the same command resumes from there.
     """
     started = time.monotonic()
     url = url.rstrip("/")
@@ -55,7 +55,7 @@ def prepare_at(url: str, request: Request, staging: Path) -> Result:
     if there is not None and not request.overwrite:
         request.check()
         check_same(url, there.request, request.identity())
-        if folder.is_dir():  # of an upload in its place, which was broken off
+        if folder.is_dir():  # left by an interrupted upload to the same URL
             remote.remove_all_but(there)
             shutil.rmtree(folder)
         return Result(url, there, None)
@@ -70,7 +70,7 @@ def prepare_at(url: str, request: Request, staging: Path) -> Result:
     if there is None:
         place = ""
     elif journal.is_file() and there.model_copy(update={"folder": ""}).model_dump_json() == content:
-        place = there.folder  # all was sent, but what it replaced may be there still
+        place = there.folder  # everything was sent, but what it replaced may still exist
     else:
         place = f"generation-{xxhash.xxh3_64_hexdigest(content.encode())}"
     manifest = local.manifest.model_copy(update={"folder": place})
@@ -82,7 +82,7 @@ def prepare_at(url: str, request: Request, staging: Path) -> Result:
 
 
 def _prepared(request: Request, output: Path) -> Result:
-    """Make the corpus here, unless an earlier command did; another one that it left is replaced."""
+    """Make the corpus locally, unless an earlier command did; a different one that it left is replaced."""
     stale = (output / MANIFEST).is_file() and read_manifest(output).request != request.identity()
     return prepare(replace(request, output=output, overwrite=stale))
 
@@ -96,7 +96,7 @@ class _Remote:
         self._files, self._root = file_system(url)
 
     def manifest(self) -> Manifest | None:
-        """Return the manifest that is there, if any."""
+        """Return the manifest at the URL, if any."""
         try:
             return Manifest.model_validate_json(self._files.cat_file(f"{self._root}/{MANIFEST}"))
         except FileNotFoundError:
@@ -105,19 +105,19 @@ class _Remote:
             raise ValueError(
                 f"--output {self._url}: holds a {MANIFEST} of something else; choose another name"
             ) from error
-        except Exception as error:  # every file system has errors of its own
+        except Exception as error:  # every file system has its own errors
             raise OSError(f"--output {self._url}: cannot be read ({error})") from error
 
     def sizes(self) -> dict[str, int]:
-        """Return the size of every file at the URL, by its name there."""
+        """Return the size of every file at the URL, by name."""
         try:
             found = self._files.find(self._root, detail=True) if self._files.exists(self._root) else {}
             return {path.removeprefix(f"{self._root}/"): info["size"] for path, info in found.items()}
-        except Exception as error:  # every file system has errors of its own
+        except Exception as error:  # every file system has its own errors
             raise OSError(f"--output {self._url}: cannot be read ({error})") from error
 
     def send(self, local: Path, manifest: Manifest, journal: Path) -> None:
-        """Upload a corpus, its manifest last; files that the journal names and that are there are not sent again."""
+        """Upload a corpus, its manifest last; files that are in the journal and at the URL are not sent again."""
         files = {str(path.relative_to(local)): path for path in local.rglob("*") if path.is_file()}
         del files[MANIFEST]
         there, sent = self.sizes(), set(journal.read_text().splitlines())
@@ -139,7 +139,7 @@ class _Remote:
         self._try(MANIFEST, partial(self._put, journal.with_name(MANIFEST), MANIFEST))
 
     def remove_all_but(self, manifest: Manifest) -> None:
-        """Remove the files of other corpora, replaced ones and such as were sent in part."""
+        """Remove the files of other corpora, replaced or partially sent."""
         kept = {MANIFEST, *(_within(manifest.folder, name) for name in manifest.files)}
         tokenizer = _within(manifest.folder, "tokenizer/")
         for name in self.sizes():
@@ -158,7 +158,7 @@ class _Remote:
     def _try(self, name: str, action: Callable[[], Any]) -> None:
         try:
             action()
-        except Exception as error:  # every file system has errors of its own
+        except Exception as error:  # every file system has its own errors
             raise OSError(
                 f"--output {self._url}: {name} could not be written ({type(error).__name__}: {error}); the same "
                 "command goes on from here"

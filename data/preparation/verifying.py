@@ -1,4 +1,4 @@
-"""Read every byte of a corpus: compare checksums, count tokens."""
+"""Read every byte of a corpus to compare checksums and count tokens."""
 
 import hashlib
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +20,7 @@ THREADS = 8
 
 
 def verify(path: str | Path) -> tuple[Manifest, list[str]]:
-    """Compare every token file of a corpus, and its tokenizer, with what was written.
+    """Compare every token file of a corpus, and its tokenizer, with the manifest.
 
     Args:
         path: A folder, or a URL that fsspec knows.
@@ -46,13 +46,13 @@ def verify(path: str | Path) -> tuple[Manifest, list[str]]:
         found.append(f"{name}: SHA-256 {actual}, {MANIFEST} expects {manifest.tokenizer.sha256}")
     damaged = [damage for damage in found if damage]
     if not damaged and not is_url(path):
-        open_corpus(path)  # what it states of whole files has to be true as well
+        open_corpus(path)  # its other statements about the files have to be true as well
         damaged.extend(_tokenizer_damage(Path(path) / manifest.folder / "tokenizer", manifest))
     return manifest, damaged
 
 
 def _tokenizer_damage(folder: Path, manifest: Manifest) -> list[str]:
-    """Say where the settings of a tokenizer, of which there is no checksum, are not those that made the tokens."""
+    """Return how the settings of a tokenizer, which have no checksum, differ from those that made the tokens."""
     try:
         encoder = Encoder(folder, manifest.tokenizer.spec)
     except ValueError as error:
@@ -70,7 +70,7 @@ def _damage(folder: CorpusFolder, name: str, record: FileRecord) -> str | None:
 
 
 def checked_frequencies(folder: Path) -> tuple[Manifest, Int64s]:
-    """Return the manifest of a whole corpus, and how often each token occurs: [train and validation, vocab_size].
+    """Return the manifest of an intact corpus, and how often each token occurs: [train and validation, vocab_size].
 
     Raises:
         ValueError: a file is damaged.

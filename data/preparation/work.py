@@ -1,4 +1,4 @@
-"""Keep what is done, so that a run that was killed goes on from there: files in a folder beside the corpus to be.
+"""Save finished work in files inside the future corpus folder, so that a killed run can be resumed.
 
     units/00007.json        what the survey found in one unit, written last
     units/00007.documents   a row for each of its documents: place, bytes, hashes for duplicates
@@ -6,7 +6,7 @@
     pieces/00003/00007-00012.npz   tokens of one piece of a unit, for shard 3
     shards/00003.json       what a finished shard holds, written last; shards/00003.npy: its token counts
 
-Every file is written under another name and renamed, so one that is there is whole.
+Every file is written under another name and then renamed, so a file that exists is complete.
 """
 
 import json
@@ -24,18 +24,18 @@ from plumbline.data.workspace import sync
 
 
 class Mark(NamedTuple):
-    """Hold where a piece of a unit ends."""
+    """Mark where a piece of a unit ends."""
 
     documents: int
-    """Documents of the unit up to here."""
+    """Number of documents of the unit up to here."""
     source_bytes: int
     """Bytes of the piece's text."""
     after: int | None
-    """Where reading can go on (records.Record); None where it cannot."""
+    """Position from which reading can resume (records.Record), or None if it cannot."""
 
 
 class Bad(NamedTuple):
-    """Hold a record that is no document."""
+    """Hold a record that is not a document."""
 
     where: str
     number: int
@@ -44,39 +44,39 @@ class Bad(NamedTuple):
 
 
 class Lost(NamedTuple):
-    """Hold what is lost with the files that are left out whole, as they are not UTF-8 or binary."""
+    """Summarise the files that are left out whole because they are not UTF-8 or binary."""
 
     size: int = 0
     """Bytes of all of them."""
     largest: int = 0
     """Bytes of the largest."""
     problem: str = ""
-    """Names the largest, and what is wrong with it."""
+    """Name of the largest, and what is wrong with it."""
 
     def plus(self, other: "Lost") -> "Lost":
-        """Return what is lost with the files of both."""
+        """Return the summary of the files of both."""
         _, largest, problem = max(self, other, key=lambda lost: lost.largest)
         return Lost(self.size + other.size, largest, problem)
 
 
 @dataclass(frozen=True)
 class UnitFacts:
-    """Hold what the survey found in one unit."""
+    """Hold the findings of the survey in one unit."""
 
     documents: int
     source_bytes: int
     records: int
-    """Lines or rows, whatever is in them."""
+    """Number of lines or rows, documents or not."""
     marks: list[Mark]
     skipped: dict[str, int]
-    """Records left out, by reason."""
+    """Number of records left out, by reason."""
     bad: list[Bad]
-    """The first of those that are worth a look."""
+    """The first of those worth reporting."""
     fatal: bool
     """Whether the last of `bad` ends the work."""
     lost: Lost = field(default_factory=Lost)
     cut: int = 0
-    """Byte of a long text at which to cut it, if a part of it is held out."""
+    """Byte at which to cut a long text, if a part of it is held out."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Work:
 
     folder: Path
     keys: int
-    """Hashes for duplicates of each document."""
+    """Number of duplicate-detection hashes per document."""
 
     @property
     def tokenizer(self) -> Path:
@@ -94,28 +94,28 @@ class Work:
 
     @property
     def row(self) -> np.dtype[np.void]:
-        """Return what is kept of each document."""
+        """Return the type of the row saved for each document."""
         return np.dtype([("place", "<u8"), ("size", "<u8"), ("keys", "<u8", (self.keys,))])
 
     def unit(self, number: int, kind: str) -> Path:
-        """Return a file of a unit."""
+        """Return the path of a file of a unit."""
         return self.folder / "units" / f"{number:05}.{kind}"
 
     def piece(self, shard: int, unit: int, number: int) -> Path:
-        """Return the file of a piece."""
+        """Return the path of a piece."""
         return self.folder / "pieces" / f"{shard:05}" / f"{unit:05}-{number:05}.npz"
 
     def shard(self, number: int, kind: str) -> Path:
-        """Return a file of a finished shard."""
+        """Return the path of a file of a finished shard."""
         return self.folder / "shards" / f"{number:05}.{kind}"
 
     def documents(self, unit: int) -> npt.NDArray[np.void]:
-        """Return the rows of a unit's documents, mapped; a plain array where there are none."""
+        """Return the rows of a unit's documents, memory-mapped unless there are none."""
         path = self.unit(unit, "documents")
         return np.memmap(path, self.row, "r") if path.stat().st_size else np.empty(0, self.row)
 
     def facts(self, unit: int) -> UnitFacts | None:
-        """Return what the survey found in a unit; None if it has not come to its end."""
+        """Return the findings of the survey in a unit, or None if it is not finished."""
         path = self.unit(unit, "json")
         if not path.is_file():
             return None
@@ -128,14 +128,14 @@ class Work:
         return facts if whole else None
 
     def keep_facts(self, unit: int, facts: UnitFacts) -> None:
-        """Say that a unit is surveyed."""
+        """Save the findings of a unit, which marks it as surveyed."""
         with whole(self.unit(unit, "json")) as path:
             path.write_text(json.dumps(asdict(facts)))
 
 
 @contextmanager
 def whole(path: Path) -> Iterator[Path]:
-    """Yield a name to write to; afterwards the file is on disk under its own name, whole."""
+    """Yield a temporary name to write to; on exit, sync the file and rename it to `path`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}")
     yield draft

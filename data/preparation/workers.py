@@ -1,4 +1,4 @@
-"""Run calls in several processes, or in this one, and never leave a process behind."""
+"""Run calls in several processes, or in this one, without leaving processes behind."""
 
 import os
 import signal
@@ -23,7 +23,7 @@ class Call(NamedTuple):
 
 
 class Workers:
-    """Hold the processes. A context manager: on an error, or when this process is killed, they end at once."""
+    """Manage the processes. A context manager: on an error, or if this process is killed, they end at once."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -48,7 +48,7 @@ class Workers:
             self._life.close()
 
     def in_order(self, calls: Iterable[tuple[Item, Call | None]]) -> Iterator[Item]:
-        """Make the calls, some of them ahead, and yield each item when its call, if it has one, is done.
+        """Make the calls, some ahead of time, and yield each item in order once its call (if any) is done.
 
         Raises:
             OSError: a process died.
@@ -66,7 +66,7 @@ class Workers:
 
     def _submit(self, call: Call) -> "Future[None]":
         if self._pool:
-            mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # a process that it starts never hears one
+            mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # processes started by it inherit the mask
             try:
                 return self._pool.submit(call.function, *call.arguments)
             except BrokenProcessPool as error:
@@ -95,11 +95,11 @@ def _killed() -> OSError:
 
 
 def _start_worker(life: Connection) -> None:
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are the parallelism
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # parallelism comes from the processes
     threading.Thread(target=_end_with_the_parent, args=(life,), daemon=True).start()
 
 
 def _end_with_the_parent(life: Connection) -> None:
-    """Wait until the other end is closed, by the parent or by its death."""
+    """End this process once the parent closes the other end of the pipe or dies."""
     life.poll(None)
     os._exit(1)

@@ -1,1 +1,1 @@
-"""Read corpora from where fsspec reaches, through a folder of this machine that all processes share."""
+"""Read corpora from any fsspec URL, through a local cache folder that all processes share."""

@@ -1,8 +1,8 @@
-"""Fetch what the coming steps read, in their order: the order of samples is known, and so is that of pieces.
+"""Fetch the pieces that the next steps read, in order: it is known since the order of samples is.
 
-A horizon of the pieces of the next steps is kept as a plan (plans.py), by which every process that shares the cache
-sees what may go. Threads fetch along it. A piece that they cannot have is left to the step that reads it, which asks
-again and tells what is wrong.
+The pieces of the next steps are kept as a plan (plans.py), which tells every process that shares the cache what may be
+evicted. Threads fetch the planned pieces. A piece that they cannot get is left to the step that reads it, which tries
+again and reports the error.
 """
 
 import logging
@@ -18,20 +18,20 @@ from plumbline.data.remote.piece import Piece
 LOG = logging.getLogger(__name__)
 
 THREADS = 8
-"""Downloads of one process at a time."""
+"""Simultaneous downloads of one process."""
 HORIZON = 1024
-"""Pieces that are looked ahead, or those of the next two steps where these are more."""
+"""Pieces to look ahead, or those of the next two steps if there are more."""
 STEPS = 64
-"""Steps that are looked ahead at most: where a mixture has nothing remote for a while, pieces are no bound."""
+"""Most steps to look ahead, which matters if a mixture reads nothing remote for a while."""
 MEMORY = 2 * (THREADS + 1) * BLOCK_BYTES
-"""Bytes that downloads of one process hold at most, these and that of a step that waits: the parts, and their sum."""
+"""Most bytes that one process's downloads hold, including that of a waiting step: the parts, and the joined bytes."""
 
 
 class Ahead:
-    """Fetch in the background what a range of steps reads.
+    """Fetch in the background the pieces that a range of steps reads.
 
     Args:
-        cache: where to.
+        cache: where pieces are stored.
         pieces_at: the pieces that this process reads in one step, in order.
         stop: the step at which reading ends.
     """
@@ -50,7 +50,7 @@ class Ahead:
             thread.start()
 
     def reach(self, step: int) -> None:
-        """Say that this step is read next; looks further ahead."""
+        """Move the horizon: `step` is read next."""
         while self._steps and self._steps[0][0] < step:
             self._steps.popleft()
         following = self._steps[-1][0] + 1 if self._steps else step
@@ -69,7 +69,7 @@ class Ahead:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """End the threads; one that waits for a server ends with its time-out."""
+        """Stop the threads; one that waits for a server ends after its time-out."""
         self._closed.set()
         with self._changed:
             self._changed.notify_all()
@@ -93,6 +93,6 @@ class Ahead:
                 self._closed.wait(wait_before(failures))
                 continue
             failures = 0
-            if not fits:  # nor does what is needed later, until the next step
+            if not fits:  # neither will pieces needed later, until the next step
                 with self._changed:
                     self._queue.clear()

@@ -1,4 +1,4 @@
-"""Keep pieces of remote files in a folder of this machine, for all processes and runs that use it, up to a size limit.
+"""Cache pieces of remote files in a local folder, shared by all processes and runs, up to a size limit.
 
     pieces/KEY          a piece, named by what it is: two addresses of one corpus share
     pieces/KEY.partial  one that arrives, locked by who fetches it; what a killed process left is written over
@@ -7,9 +7,9 @@
     held                the bytes in pieces/ (shelf.py)
     lock                held while room is made
 
-A piece appears under its name by a rename, whole, checked and on disk. Locks end with the process that holds them. When
-room is needed, that piece goes which is needed last: those first that nobody plans to read, the longest unused among
-them, then by the steps until the first process needs them.
+A piece is renamed to its name once it is complete, checked and on disk. Locks end with the process that holds them. To
+make room, the piece needed last is removed: first those that nobody plans to read, least recently used first, then
+those that the first process needs after the most steps.
 """
 
 import contextlib
@@ -33,18 +33,18 @@ from plumbline.data.remote.plans import KEY, Plan, needs_of_all, same_file
 from plumbline.data.remote.shelf import PARTIAL, Shelf
 
 NOW = -1
-"""Steps until a piece is needed whose reader waits: everything else is needed later."""
+"""Steps until a piece is needed if its reader is waiting: everything else is needed later."""
 
 
 class CacheConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
-    """Say where corpora that are opened by a URL are kept on this machine."""
+    """Configure where corpora at URLs are cached on this machine."""
 
     path: HomePath | None = None
-    """Folder, shared by all processes of a machine, best on a local disk. None: plumbline/corpora in the user's cache
-    directory ($XDG_CACHE_HOME, else ~/.cache)."""
+    """Folder shared by all processes of a machine, preferably on a local disk. None: plumbline/corpora in the user's
+    cache directory ($XDG_CACHE_HOME, else ~/.cache)."""
 
     max_bytes: PositiveInt = 100_000_000_000
-    """Size that the folder never exceeds. What is needed last is removed first."""
+    """Size limit of the folder. What is needed last is removed first."""
 
     @property
     def folder(self) -> Path:
@@ -63,7 +63,7 @@ class Cache:
 
     @cached_property
     def folder(self) -> Path:
-        """Return the folder; nobody asks for it, nor for a home directory, where all corpora are local."""
+        """Return the folder. Computed lazily: with local corpora, not even a home directory is needed."""
         return self._config.folder.absolute()
 
     @cached_property
@@ -79,20 +79,20 @@ class Cache:
         return self.folder / "plans"
 
     def open(self, piece: Piece) -> BinaryIO:
-        """Open a piece to be read, from its first byte; it is fetched if it is not there.
+        """Open a piece for reading at its first byte, fetching it if it is not cached.
 
         Raises:
-            RemoteError: it cannot be had, or is larger than the cache may be.
+            RemoteError: it cannot be fetched, or is larger than the cache may be.
         """
         file = self._open_kept(piece) or self._obtain(piece, NOW, TRIES)
         assert file is not None, "a piece that is needed now is waited for"
         return file
 
     def fetch(self, piece: Piece, steps: int) -> bool:
-        """Have a piece that is needed in so many steps; False if all that could make room is needed as soon.
+        """Fetch a piece needed in `steps` steps; return False if all pieces that could make room are needed as soon.
 
         Raises:
-            OSError: one try to fetch it failed.
+            OSError: a single attempt to fetch it failed.
         """
         if self._path(piece).exists():
             return True
@@ -107,7 +107,7 @@ class Cache:
             self._shelf.remove(piece.key)
 
     def plan(self) -> Plan:
-        """Return a new plan of this process, for what it will read."""
+        """Return a new plan for what this process will read."""
         return Plan(self._plans)
 
     @contextlib.contextmanager
@@ -141,25 +141,25 @@ class Cache:
             with contextlib.suppress(OSError):  # another user's file
                 os.utime(file.fileno())
             return file
-        file.close()  # cut short by others than us
+        file.close()  # truncated by someone else
         self.forget(piece)
         return None
 
     def _obtain(self, piece: Piece, steps: int, tries: int) -> BinaryIO | None:
-        """Return a piece, open, once one process has fetched it; None if there is no room for it."""
+        """Return an open piece once some process has fetched it, or None if there is no room for it."""
         self._pieces.mkdir(parents=True, exist_ok=True)
         final = self._path(piece)
         partial = final.with_name(final.name + PARTIAL)
         while True:
             file = os.fdopen(os.open(partial, os.O_RDWR | os.O_CREAT, 0o666), "r+b")
-            wait_for(file, KEY, self.folder)  # or for the end of a process that fetches it already
-            if not same_file(file.fileno(), partial):  # which was a success
+            wait_for(file, KEY, self.folder)  # or for a process that is already fetching it
+            if not same_file(file.fileno(), partial):  # that process succeeded
                 file.close()
                 if kept := self._open_kept(piece):
                     return kept
                 continue
             try:
-                if kept := self._open_kept(piece):  # fetched between our look and our lock
+                if kept := self._open_kept(piece):  # fetched between our check and our lock
                     return self._drop(partial, file, kept)
                 if not self._reserve(file, piece, steps):
                     return self._drop(partial, file, None)
@@ -174,7 +174,7 @@ class Cache:
             return file
 
     def _drop(self, partial: Path, file: BinaryIO, result: BinaryIO | None) -> BinaryIO | None:
-        """Remove a file that is not needed, while its lock is held."""
+        """Remove an unneeded file while its lock is held."""
         with self.locked():
             self._shelf.remove(partial.name)
         file.close()
@@ -194,7 +194,7 @@ class Cache:
             ) from error
 
     def _reserve(self, file: BinaryIO, piece: Piece, steps: int) -> bool:
-        """Make room for a piece and give its file the size that it will have; who needs it now waits for others."""
+        """Make room for a piece and give its file its final size; if it is needed now, wait until others free room."""
         while True:
             with self.locked():
                 if self._make_room(piece, steps, os.fstat(file.fileno()).st_size):
@@ -205,12 +205,12 @@ class Cache:
             time.sleep(0.05)
 
     def _make_room(self, piece: Piece, steps: int, there: int) -> bool:
-        """Remove what is needed later than in `steps` steps, the last first, until a piece fits.
+        """Remove pieces that are needed later than in `steps` steps, the last first, until a piece fits.
 
         Args:
-            piece: what is to come.
+            piece: the piece to fetch.
             steps: until it is needed.
-            there: bytes that its file has already.
+            there: bytes that its file already has.
 
         Raises:
             RemoteError: it can never fit.
@@ -237,14 +237,14 @@ class Cache:
         return True
 
     def _needed_later(self, needs: dict[str, int], steps: int) -> Iterator[tuple[str, int]]:
-        """Yield name and bytes of each piece that is needed later than in `steps` steps, the last first."""
+        """Yield name and size of each piece that is needed later than in `steps` steps, the last first."""
         found = [(-need, *there, name) for name, need in needs.items() if (there := self._shelf.look(name))]
         for need, _, size, name in sorted(found):
             if -need > steps:
                 yield name, size
 
     def _other_bytes(self) -> int:
-        """Return the bytes of what stays: tokenizers and plans."""
+        """Return the bytes of files that are never removed: tokenizers and plans."""
         folders = (self.folder / "tokenizers", self._plans)
         total = 0
         for path in (path for folder in folders for path in folder.rglob("*")):

@@ -1,7 +1,8 @@
-"""Fetch bytes by fsspec: every read has a time-out, what fails is tried again later, what arrives is checked.
+"""Fetch bytes with fsspec: reads have a time-out, failures are retried, and downloads are verified.
 
 Credentials are found by fsspec's usual means (environment, files of the providers, fsspec's own configuration) and are
-no part of a URL: `paths.check_url` refuses one that holds some, so that none is logged or written into a run folder.
+never part of a URL: `paths.check_url` refuses one that contains any, so that none is logged or written into a run
+folder.
 """
 
 import logging
@@ -21,33 +22,33 @@ from plumbline.data.remote.piece import Piece
 LOG = logging.getLogger(__name__)
 
 TRIES = 8
-"""Requests for the same bytes before a run gives up: with the waits between them, about a minute without time-outs."""
+"""Requests for the same bytes before a run gives up: about a minute including the waits, without time-outs."""
 FIRST_WAIT, LONGEST_WAIT = 0.5, 30.0
-"""Seconds between the first two tries, which double from then on, up to the second number."""
+"""Seconds between the first two tries, doubled after each further try up to the second number."""
 READ_SECONDS = 60.0
 """Time-out of one read of at most `BLOCK_BYTES`."""
 WRONG = 3
-"""Downloads of the same bytes with a wrong checksum before a run gives up."""
+"""Downloads of the same bytes with wrong checksums before a run gives up."""
 
 PACKAGES = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "hf": "huggingface_hub"}
-"""Protocol -> package that speaks it; others are named by fsspec's own message."""
+"""Protocol -> the package that implements it; fsspec's own message names the others."""
 FINAL_STATUS = {400, 401, 403, 404, 405, 410, 416}
-"""HTTP answers that will be the same next time."""
+"""HTTP status codes that a retry will not change."""
 NO_CREDENTIALS = ("NoCredentialsError", "PartialCredentialsError")
-"""What botocore raises, which need not be installed, where nobody gave it any."""
+"""Errors of botocore, which need not be installed, if there are no credentials."""
 VERSIONS = ("ETag", "etag", "md5Hash", "Last-Modified", "LastModified", "last_modified", "mtime", "created", "blob_id")
-"""What servers and fsspec call that which changes when a file does, the surest first."""
+"""Names in servers and fsspec for a value that changes with the file, the most reliable first."""
 
 
 class RemoteError(OSError):
-    """State that a remote file cannot be had."""
+    """State that a remote file cannot be fetched."""
 
 
 def file_system(url: str) -> tuple[Any, str]:
-    """Return the file system of a URL, one for each process, and the path in it.
+    """Return the file system of a URL, one per process, and the path in it.
 
     Raises:
-        RemoteError: the package that speaks the protocol is missing, or refuses to start.
+        RemoteError: the package for the protocol is missing or fails to start.
     """
     protocol = url.partition("://")[0]
     try:
@@ -56,33 +57,33 @@ def file_system(url: str) -> tuple[Any, str]:
         package = PACKAGES.get(protocol, "aiohttp" if protocol.startswith("http") else None)
         remedy = f"pip install {package}" if package else str(error)
         raise RemoteError(f"{url}: {protocol}:// needs a package that is not installed: {remedy}") from error
-    except Exception as error:  # of any of many packages: unknown protocols, credentials that are half there
+    except Exception as error:  # from any of many packages: unknown protocols, incomplete credentials
         raise RemoteError(f"{url}: cannot be opened ({_describe(error)})") from error
     return fs, fs._strip_protocol(url)
 
 
 @lru_cache(maxsize=64)
 def _file_system(_process: int, protocol: str, place: str) -> Any:
-    """Make a file system; a forked process makes its own, since threads of the parent's are not there."""
+    """Make a file system; a forked process makes its own, since it lacks the parent's threads."""
     import fsspec.core  # slow to import, and only needed here
 
     return fsspec.core.url_to_fs(f"{protocol}://{place}/x", use_listings_cache=False)[0]
 
 
 def call(url: str, method: str, *arguments: Any, **options: Any) -> Any:
-    """Call a method of the file system of a URL with its path, under the time-out where it knows one."""
+    """Call a method of a URL's file system with its path, with a time-out if it supports one."""
     from fsspec.asyn import AsyncFileSystem  # slow to import, and only needed here
 
     fs, path = file_system(url)
     if isinstance(fs, AsyncFileSystem) and fs.async_impl:
         options["timeout"] = READ_SECONDS
     elif method == "cat_file":
-        options["cache_type"] = "none"  # else megabytes are fetched that lie behind what is asked for
+        options["cache_type"] = "none"  # else megabytes beyond the requested range are fetched
     return getattr(fs, method)(path, *arguments, **options)
 
 
 def again(url: str, what: str, ask: Callable[[], Any], tries: int) -> Any:
-    """Ask until there is an answer, waiting longer each time.
+    """Call `ask` until it succeeds, waiting longer each time.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -93,7 +94,7 @@ def again(url: str, what: str, ask: Callable[[], Any], tries: int) -> Any:
             return ask()
         except RemoteError:
             raise
-        except Exception as raised:  # of any of many packages; which may pass is told by PermissionError and status
+        except Exception as raised:  # from any of many packages; PermissionError and the status tell whether to retry
             error = _reason(raised)
             if isinstance(error, FileNotFoundError):
                 raise
@@ -115,16 +116,16 @@ def again(url: str, what: str, ask: Callable[[], Any], tries: int) -> Any:
 
 
 def wait_before(attempt: int) -> float:
-    """Return the seconds to wait after so many failures, drawn so that many processes do not come back at once."""
-    # Not the generator that a run seeds, nor one that forked processes have in common
+    """Return the seconds to wait after `attempt` failures, randomised so that processes do not retry in lockstep."""
+    # Neither the generator that a run seeds, nor one that forked processes share
     return min(LONGEST_WAIT, FIRST_WAIT * 2.0 ** (attempt - 1)) * random.SystemRandom().uniform(0.5, 1.0)
 
 
 def read(piece: Piece, start: int, stop: int, tries: int = TRIES) -> bytes:
-    """Return some of the bytes of a piece.
+    """Return bytes [start, stop) of a piece.
 
     Raises:
-        RemoteError: they cannot be had.
+        RemoteError: they cannot be fetched.
     """
 
     def ask() -> bytes:
@@ -147,10 +148,10 @@ def read(piece: Piece, start: int, stop: int, tries: int = TRIES) -> bytes:
 
 
 def download(piece: Piece, file: BinaryIO, tries: int = TRIES) -> None:
-    """Write a piece into a file and check it, block by block in little memory.
+    """Download a piece into a file and verify it, block by block in little memory.
 
     Raises:
-        RemoteError: it cannot be had, or never has the checksum that it must have.
+        RemoteError: it cannot be fetched, or repeatedly has a wrong checksum.
     """
     for attempt in range(1, WRONG + 1):
         file.seek(0)
@@ -170,11 +171,11 @@ def download(piece: Piece, file: BinaryIO, tries: int = TRIES) -> None:
 
 
 def facts(url: str) -> tuple[int, str | None]:
-    """Return the size of a remote file, and what changes when the file does, None where nobody says.
+    """Return the size of a remote file, and a value that changes with the file, or None if there is none.
 
     Raises:
         FileNotFoundError: there is no such file.
-        RemoteError: the server does not answer, or does not tell the size.
+        RemoteError: the server does not answer, or does not state the size.
     """
     info = again(url, "its size", lambda: call(url, "info"), TRIES)
     size = info.get("size")
@@ -185,7 +186,7 @@ def facts(url: str) -> tuple[int, str | None]:
 
 
 def _reason(error: Exception) -> BaseException:
-    """Return what is behind an error: fsspec says of whatever an HTTP server answers that there is no such file."""
+    """Return the cause of an error: fsspec reports any HTTP error as FileNotFoundError."""
     cause = error.__cause__
     if not isinstance(error, FileNotFoundError) or cause is None:
         return error
@@ -195,7 +196,7 @@ def _reason(error: Exception) -> BaseException:
 
 
 def _describe(error: BaseException) -> str:
-    """Return an error in one short line, without the query of a URL, which may be a signature."""
+    """Describe an error in one short line, without URL queries, which may be signatures."""
     status = getattr(error, "status", None)
     text = str(error).strip().partition("\n")[0] or "no answer in time" * ("Timeout" in type(error).__name__)
     words = [type(error).__name__, *([f"status {status}"] if status else []), *([text] if text else [])]

@@ -1,4 +1,4 @@
-"""Cut remote files into the pieces that are fetched and checked one by one."""
+"""Divide remote files into pieces that are fetched and checked one by one."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,11 +17,11 @@ class RemoteFile:
     url: str
     size: int
     checksum: str | None
-    """xxh3-64 of the whole file; None where nobody says."""
+    """xxh3-64 of the whole file, or None if unknown."""
     blocks: Sequence[str] = ()
-    """xxh3-64 of each block of `BLOCK_BYTES`; none where only the whole is known."""
+    """xxh3-64 of each block of `BLOCK_BYTES`; empty if only the checksum of the whole is known."""
     version: str | None = None
-    """What changes when the file does, where no checksum is known."""
+    """A value that changes with the file, if no checksum is known."""
 
     def __post_init__(self) -> None:
         if self.blocks and len(self.blocks) != -(-self.size // BLOCK_BYTES):
@@ -37,10 +37,9 @@ class RemoteFile:
         return Piece(self.url, 0, self.size, self.size, f"{key}-{self.size}", known)
 
     def covering(self, start: int, stop: int) -> list[Piece]:
-        """Return the pieces that hold bytes `start` to `stop`; of a file that only its whole checksum vouches for, all.
+        """Return the pieces that cover bytes [start, stop): the whole file if only that has a checksum.
 
-        Where nobody vouches for it (a bare Megatron-LM pair), blocks are fetched as well, and only their length is
-        checked.
+        Without any checksum (a bare Megatron-LM pair), blocks are fetched and only their length is checked.
         """
         if self.size <= BLOCK_BYTES or (self.checksum is not None and not self.blocks):
             return [self.whole()] if stop > start else []
@@ -55,7 +54,7 @@ class RemoteFile:
 
 
 def unchecked(url: str) -> RemoteFile:
-    """Describe a file that no manifest speaks of, by what the server says.
+    """Describe a file without a manifest, using what the server reports.
 
     Raises:
         FileNotFoundError: there is no such file.

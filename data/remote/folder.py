@@ -1,4 +1,4 @@
-"""Reach the files of a corpus folder at a URL: small ones at once, shards when they are read."""
+"""Access the files of a corpus folder at a URL: small ones at once, shards when they are read."""
 
 import hashlib
 import shutil
@@ -22,18 +22,18 @@ OTHERS = (
     "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "normalizer.json", "vocab.json",
     "vocab.txt", "merges.txt", "tokenizer.model", "sentencepiece.bpe.model", "spiece.model", "chat_template.jinja",
 )  # fmt: skip
-"""Further files of a tokenizer; asked for by name, since not every server lists a folder."""
+"""Other files of a tokenizer, requested by name since not every server lists folders."""
 
 
 class RemoteFolder:
-    """Reach the files of a folder at a URL.
+    """Access the files of a folder at a URL.
 
     Args:
-        url: of the folder, for fsspec.
-        cache: where its parts are kept.
+        url: fsspec URL of the folder.
+        cache: where its parts are cached.
 
     Raises:
-        ValueError: the URL holds a password or a signature.
+        ValueError: the URL contains a password or a signature.
     """
 
     def __init__(self, url: str, cache: Cache) -> None:
@@ -51,11 +51,11 @@ class RemoteFolder:
         return f"{self.path}/{name}"
 
     def within(self, name: str) -> "RemoteFolder":
-        """Return a folder in this one; itself if the name is empty."""
+        """Return a folder within this one, or this one if the name is empty."""
         return RemoteFolder(self / name, self._cache) if name else self
 
     def has(self, name: str) -> bool:
-        """Return whether there is a file of this name.
+        """Return whether the folder has a file of this name.
 
         Raises:
             RemoteError: the server does not answer.
@@ -69,27 +69,27 @@ class RemoteFolder:
         return True
 
     def read(self, name: str) -> bytes:
-        """Return all of a small file, which the cache keeps as long as the server has this version of it.
+        """Return all of a small file, which is cached for as long as the server has this version of it.
 
         Raises:
             FileNotFoundError: there is no such file.
-            RemoteError: it cannot be had.
+            RemoteError: it cannot be fetched.
         """
         with self._cache.open(self._piece(name)) as file:
             return file.read()
 
     def forget(self, name: str) -> None:
-        """Keep no copy of a file that turned out to be damaged."""
+        """Drop the copy of a file that turned out to be damaged."""
         self._cache.forget(self._piece(name))
 
     def check_sizes(self, files: Mapping[str, FileFacts], manifest: str) -> None:
-        """Ask nothing: every part is checked when it arrives."""
+        """Do nothing: every part is checked when it arrives."""
 
     def checksum(self, name: str) -> str:
         """Read a whole file from the server and return its checksum.
 
         Raises:
-            RemoteError: it cannot be had.
+            RemoteError: it cannot be fetched.
         """
         piece = self._piece(name)
         digest = xxhash.xxh3_64()
@@ -98,7 +98,7 @@ class RemoteFolder:
         return digest.hexdigest()
 
     def open_shard(self, facts: ShardFacts) -> RemoteTokens:
-        """Open one pair; nothing is fetched before it is read."""
+        """Open one pair; nothing is fetched until it is read."""
         tokens, index = (
             RemoteFile(self / f"{facts.prefix}.{ending}", file.size, file.xxh3_64, file.blocks)
             for ending, file in (("bin", facts.bin_file), ("idx", facts.idx_file))
@@ -106,19 +106,20 @@ class RemoteFolder:
         return RemoteTokens(self._cache, tokens, index, (facts.itemsize, facts.documents))
 
     def tokenizer(self, sha256: str) -> Path:
-        """Return a folder of this machine with the tokenizer, which the first process fetches.
+        """Return a local folder with the tokenizer, which the first process fetches.
 
         Raises:
-            RemoteError: it cannot be had, or is another than corpus.json says.
+            RemoteError: it cannot be fetched, or does not match corpus.json.
         """
-        # Settings beside tokenizer.json may change with corpus.json; a generation has none, and a name of its own
+        # Files beside tokenizer.json may change along with corpus.json; a generation has no corpus.json but a unique
+        # name
         manifest = self._small[MANIFEST].key if MANIFEST in self._small else ""
         place = xxhash.xxh3_64_hexdigest(f"{self.path}{manifest}".encode())
         folder = self._cache.folder / "tokenizers" / f"{sha256[:16]}-{place[:8]}"
         with self._cache.locked("tokenizers.lock"):
             if not folder.is_dir():
                 partial = folder.with_name(f"{folder.name}.partial")
-                shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed
+                shutil.rmtree(partial, ignore_errors=True)  # left by a killed process
                 partial.mkdir(parents=True)
                 try:
                     self._fetch_tokenizer(partial, sha256)
@@ -148,7 +149,7 @@ class RemoteFolder:
                 continue
 
     def _whole(self, name: str) -> bytes:
-        """Return all of a file that the cache does not keep."""
+        """Return all of a file without caching it."""
         url = self / name
         size, _ = facts(url)
         data: bytes = again(url, "the file", lambda: _of_size(call(url, "cat_file"), size), TRIES)

@@ -1,20 +1,20 @@
-"""State which part of a remote file is fetched and kept as one."""
+"""Define the unit of a remote file that is fetched and cached."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Describe bytes `start` to `stop` of a remote file: one of its blocks, or all of it."""
+    """Describe bytes [start, stop) of a remote file: one of its blocks, or all of it."""
 
     url: str
     start: int
     stop: int
     file_size: int
     key: str
-    """Name in the cache: what the bytes are, or of which file and version where nobody says what they are."""
+    """Name in the cache: derived from the checksum, or from file and version if there is no checksum."""
     checksum: str | None
-    """What xxh3-64 makes of the bytes, 16 hex digits; None where nobody says."""
+    """xxh3-64 of the bytes, 16 hex digits, or None if unknown."""
 
     @property
     def size(self) -> int:
@@ -23,7 +23,7 @@ class Piece:
 
     @property
     def is_whole(self) -> bool:
-        """Return whether this is the whole file, which needs no range in a request."""
+        """Return whether this is the whole file, which can be requested without a range."""
         return self.size == self.file_size
 
     def __str__(self) -> str:

@@ -1,7 +1,7 @@
-"""Let processes that share a cache know what each of them will read next, so that the least urgent is given up.
+"""Tell processes that share a cache what each will read next, so that the least urgent piece is evicted.
 
-Each has a file, locked as long as it lives: one line for each piece, with the steps until it is needed. A file that
-nobody holds is of a process that is gone, and is removed.
+Each process has a file that it keeps locked, with one line per piece and the steps until it is needed. An unlocked file
+belongs to a dead process and is removed.
 """
 
 import contextlib
@@ -13,11 +13,11 @@ from pathlib import Path
 from plumbline.data.locks import is_held, wait_for
 
 KEY = "data.cache.path"
-"""Key of the configuration that decides where plans and pieces lie."""
+"""Configuration key that decides where plans and pieces lie."""
 
 
 class Plan:
-    """Tell what this process needs next."""
+    """Announce what this process needs next."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -28,28 +28,28 @@ class Plan:
             wait_for(self._file, KEY, folder.parent)
             if same_file(self._file.fileno(), self._path):
                 break
-            self._file.close()  # taken for a dead process's before it was locked
+            self._file.close()  # removed as a dead process's before it was locked
 
     def write(self, needs: Mapping[str, int]) -> None:
-        """Replace what was told: key of a piece -> steps until it is needed."""
+        """Replace the plan: key of a piece -> steps until it is needed."""
         text = "".join(f"{key} {steps}\n" for key, steps in needs.items())
-        # In place, for the sake of the lock: who reads meanwhile may see a part, and judges a few pieces wrongly once
+        # In place, to keep the lock: a concurrent reader may see part of it and misjudge a few pieces once
         self._file.seek(0)
         self._file.truncate()
         self._file.write(text)
         self._file.flush()
 
     def close(self) -> None:
-        """Need nothing any more."""
+        """Withdraw the plan."""
         self._path.unlink(missing_ok=True)
         self._file.close()
 
 
 def needs_of_all(folder: Path) -> dict[str, int]:
-    """Return key -> steps until the first of all live processes needs the piece."""
+    """Return key -> steps until the first live process needs the piece."""
     soonest: dict[str, int] = {}
     for path in folder.iterdir() if folder.is_dir() else ():
-        # "r+": NFS locks only what is open for writing
+        # "r+": NFS only locks files open for writing
         with contextlib.suppress(FileNotFoundError), path.open("r+", encoding="utf-8") as file:
             if not is_held(file.fileno()):
                 path.unlink(missing_ok=True)

@@ -1,9 +1,9 @@
-"""Know how many bytes the folder of pieces holds, and what in it is unused the longest, without listing it each time.
+"""Track the size of the folder of pieces and its least recently used piece, without listing it each time.
 
-The bytes stand in a file beside it. It is written before a file grows and after one is removed, so that a kill leaves
-it too high at worst: listing the folder, which is done when nothing else is left to remove, sets it right. One from
-before the machine was started may be older than the files, and counts for nothing. Every method wants the lock of the
-cache to be held.
+The number of bytes is kept in a file beside it, written before a file grows and after one is removed. So a kill leaves
+it too high at worst, and listing the folder, which happens when nothing else is left to remove, corrects it. A number
+from before the machine was booted may be older than the files and is ignored. Every method requires the lock of the
+cache.
 """
 
 import contextlib
@@ -22,19 +22,19 @@ PARTIAL = ".partial"
 
 
 class Shelf:
-    """Account for the files of one folder.
+    """Track the files of one folder.
 
     Args:
-        folder: of the pieces.
-        account: where to keep the number of bytes, for all processes.
+        folder: the folder of pieces.
+        account: the file that holds the number of bytes, for all processes.
     """
 
     def __init__(self, folder: Path, account: Path) -> None:
         self._folder, self._account = folder, account
         self._idle: list[tuple[int, str]] = []
-        """A heap: when it was used last, as far as we know, and the name of each piece that we know."""
+        """A heap of (last known use, name) for each known piece."""
         self._newest = -1
-        """When the last was used before we listed the folder: what we do not know was used later."""
+        """The latest use found when the folder was listed: unknown pieces were used later."""
 
     def held(self) -> int:
         """Return the bytes of all files."""
@@ -45,7 +45,7 @@ class Shelf:
         return self.recount()
 
     def recount(self) -> int:
-        """List the folder; returns the bytes of all files, without those that arrived in part and nobody fetches."""
+        """List the folder and return the bytes of all files, after removing partial ones that nobody is fetching."""
         self._idle, held = [], 0
         for entry in os.scandir(self._folder) if self._folder.is_dir() else ():
             with contextlib.suppress(FileNotFoundError):
@@ -62,12 +62,12 @@ class Shelf:
         return held
 
     def grow(self, file: BinaryIO, size: int) -> None:
-        """Give an open file of the folder the size that it will have."""
+        """Give an open file of the folder its final size."""
         self._write(self.held() + size - os.fstat(file.fileno()).st_size)
         os.truncate(file.fileno(), size)
 
     def remove(self, name: str) -> None:
-        """Remove a file, if it is there."""
+        """Remove a file if it exists."""
         held = self.held()
         with contextlib.suppress(FileNotFoundError):
             size = (self._folder / name).stat().st_size
@@ -75,9 +75,9 @@ class Shelf:
             self._write(held - size)
 
     def unused(self, needed: Container[str]) -> Iterator[tuple[str, int]]:
-        """Yield name and bytes of each piece that is not needed, the longest unused first.
+        """Yield name and size of each piece that is not needed, least recently used first.
 
-        The folder is listed, and the bytes may be others then, where it may hold what we do not know.
+        The folder is listed again, which may correct the number of bytes, if it may hold unknown pieces.
         """
         given: set[str] = set()
         for name, size in self._known(needed, self._newest):
@@ -89,7 +89,7 @@ class Shelf:
                 yield name, size
 
     def _known(self, needed: Container[str], newest: float) -> Iterator[tuple[str, int]]:
-        """Yield as `unused` of the pieces that we know, up to the first that was used after `newest`."""
+        """Yield like `unused`, but only known pieces, up to the first that was used after `newest`."""
         passed: list[tuple[int, str]] = []
         try:
             while self._idle and self._idle[0][0] <= newest:
@@ -97,17 +97,17 @@ class Shelf:
                 if name in needed:
                     passed.append((used, name))
                 elif found := self.look(name):
-                    if found[0] != used:  # used since
+                    if found[0] != used:  # used in the meantime
                         heapq.heappush(self._idle, (found[0], name))
                         continue
                     passed.append((used, name))
                     yield name, found[1]
         finally:
-            for known in passed:  # they stay, unless who asked removes them
+            for known in passed:  # they stay known unless the caller removes them
                 heapq.heappush(self._idle, known)
 
     def look(self, name: str) -> tuple[int, int] | None:
-        """Return when a piece was used last and its bytes; None if it is not there."""
+        """Return when a piece was last used and its size, or None if it does not exist."""
         try:
             status = (self._folder / name).stat()
         except FileNotFoundError:
@@ -120,7 +120,7 @@ class Shelf:
 
 @cache
 def _boot() -> str:
-    """Return what is another after each start of the machine."""
+    """Return an identifier that changes with each boot of the machine."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:  # not Linux
@@ -128,7 +128,7 @@ def _boot() -> str:
 
 
 def _remove_abandoned(partial: Path) -> bool:
-    """Remove a file that a dead process left; False if somebody fetches it."""
+    """Remove a file that a dead process left; return False if a process is fetching it."""
     with partial.open("r+b") as file:
         if is_held(file.fileno()):
             return False

@@ -1,4 +1,4 @@
-"""Read the tokens of a remote `.bin`/`.idx` pair by way of the cache; nothing of it stays in memory."""
+"""Read the tokens of a remote `.bin`/`.idx` pair through the cache; nothing of it stays in memory."""
 
 import os
 from collections import defaultdict
@@ -13,13 +13,13 @@ from plumbline.data.remote.piece import Piece
 
 
 class RemoteTokens:
-    """Read one remote pair: the index whole, the tokens in pieces.
+    """Read one remote pair, fetching the index whole and the tokens in pieces.
 
     Args:
-        cache: where pieces are kept.
+        cache: where pieces are cached.
         tokens: the `.bin`.
         index: the `.idx`.
-        shape: bytes of one token, and number of documents where it is known; None opens the index now.
+        shape: bytes of one token, and the number of documents if known; None opens the index now.
     """
 
     def __init__(
@@ -52,11 +52,11 @@ class RemoteTokens:
         return self._index.whole()
 
     def read(self, start: int, stop: int) -> Integers:
-        """Return tokens `start` to `stop`, without those beyond the end."""
+        """Return tokens [start, stop), cut off at the end of the stream."""
         return self.read_all(np.array([start]), np.array([max(0, min(stop, len(self)) - start)]))
 
     def read_all(self, starts: Int64s, sizes: Int64s) -> Integers:
-        """Return n stretches of tokens, end to end: `sizes` tokens from `starts` on, all of which there must be."""
+        """Return n ranges of tokens, concatenated: `sizes` tokens from `starts` on, all within the stream."""
         dtype, parts = self._open().dtype, defaultdict[Piece, list[tuple[int, int, int]]](list)
         ends = np.cumsum(sizes)
         spans = np.stack([starts, starts + sizes, ends - sizes], axis=1) * dtype.itemsize
@@ -78,16 +78,16 @@ class RemoteTokens:
         return self.documents_within(np.array([start]), np.array([stop]))[1]
 
     def documents_within(self, first: Int64s, last: Int64s) -> tuple[Int64s, Int64s]:
-        """Return `document_starts` of n stretches, end to end, and before them the stretch that each lies in."""
+        """Return the `document_starts` of n ranges, concatenated, preceded by the number of each one's range."""
         return starts_within(self._open().first_bytes, first, last, self._itemsize)
 
     def pieces(self, start: int, stop: int) -> list[Piece]:
-        """Return what reading tokens `start` to `stop` and their document starts needs, in order."""
+        """Return the pieces needed to read tokens [start, stop) and their document starts, in order."""
         size = self._itemsize
         return [self.index_piece, *self._tokens.covering(start * size, min(stop, len(self)) * size)]
 
     def _open(self) -> Index:
-        """Map the index, for as long as the result lives: the cache may give its file up at any time."""
+        """Map the index for as long as the result lives, since the cache may remove its file at any time."""
         with self._cache.open(self.index_piece) as file:
             has_checksum = self._index.checksum is not None or self._identity is not None  # or it was read before
             index = open_index(file, self._index.url, self._identity, has_checksum)

@@ -1,1 +1,1 @@
-"""Compute examples of synthetic tasks from a seed, with answers to be scored by exact match."""
+"""Compute examples of synthetic tasks from a seed, with answers scored by exact match."""

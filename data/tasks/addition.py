@@ -27,9 +27,9 @@ class AdditionConfig(DrawnTaskConfig):
     name: Literal["addition"] = "addition"
     """Which task."""
     digits: PositiveInt = 3
-    """Digits of each summand, leading zeros included; the sum has one more. Every digit is drawn evenly."""
+    """Digits of each summand, leading zeros included; the sum has one more. Digits are drawn uniformly."""
     order: Literal["least_first", "most_first"] = "least_first"
-    """How all three numbers are written: from the ones up, or as people write them."""
+    """How all three numbers are written: starting from the ones, or as usual."""
 
     @property
     def vocab_size(self) -> int:
@@ -38,7 +38,7 @@ class AdditionConfig(DrawnTaskConfig):
 
     @property
     def longest(self) -> int:
-        """Return the number of tokens of every example; its last answer is not read."""
+        """Return the number of input tokens of every example; the last answer is not an input."""
         return 2 * (self.digits + 1) + self.digits
 
     def draw(self, draws: Draws) -> Example:

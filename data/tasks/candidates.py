@@ -1,4 +1,4 @@
-"""Spell and read questions about two candidates: which of them can be reached from a root of a directed graph.
+"""Write and read questions about which of two candidates can be reached from a root of a directed graph.
 
 symbols   r b | b c | s d / d c r = [c]               from r, does one come to d or to c?
 words     r is a b . Every b is a c . s is a d . Is r a d or c ? [c]
@@ -22,20 +22,20 @@ EVERY, IS, A, STOP, ASK, OR, QUESTION, FIRST_NAME = 1, 2, 3, 4, 5, 6, 7, 8
 
 
 class CandidatesConfig(TaskConfig):
-    """Configure a question about two candidates, one of which a root leads to.
+    """Configure a question about two candidates, of which exactly one can be reached from the root.
 
     Symbols: token 1 is |, 2 is /, 3 is =, then the names of nodes. Words: tokens 1 to 7 are the words, then the names.
     """
 
     form: Literal["symbols", "words"] = "symbols"
-    """Edges as pairs of nodes, or sentences. "Every" stands before a node that has parents."""
+    """Edges as pairs of nodes, or as sentences. "Every" stands before a node that has parents."""
     answer: Literal["node", "chain"] = "node"
-    """node: the candidate that is reached. chain: the steps that lead there first."""
+    """node: the candidate that is reached. chain: the steps to it, then the candidate."""
 
     @property
     @abstractmethod
     def most_names(self) -> int:
-        """Return how many names of nodes there are, over all examples."""
+        """Return the number of node names used by all examples."""
 
     @property
     @abstractmethod
@@ -49,7 +49,7 @@ class CandidatesConfig(TaskConfig):
 
     @property
     def longest_answer(self) -> int:
-        """Return the most tokens of an answer."""
+        """Return the most tokens that an answer has."""
         return self.answer_length(self.most_steps)
 
     @property
@@ -57,13 +57,13 @@ class CandidatesConfig(TaskConfig):
         return FIRST_NODE if self.form == "symbols" else FIRST_NAME
 
     def answer_length(self, steps: int) -> int:
-        """Return the tokens of an answer of so many steps."""
+        """Return the number of tokens of an answer with `steps` steps."""
         if self.answer == "node":
             return 1
         return steps + 2 if self.form == "symbols" else 6 * steps
 
     def length_of(self, edges: int, answer: int) -> int:
-        """Return the most tokens of an example by its edges and answer, whose last token is not read."""
+        """Return the most input tokens of an example with this many edges and answer tokens, less the last answer."""
         prompt = prompt_length(edges, 3) if self.form == "symbols" else 6 * edges + 7
         return prompt + answer - 1
 
@@ -71,9 +71,9 @@ class CandidatesConfig(TaskConfig):
         """Return the example of a graph.
 
         Args:
-            edges: [E, 2] names of parents and children, in the order to be read.
-            candidates: the two, in the order to be read.
-            path: from the root that is asked about to the candidate that it leads to.
+            edges: [E, 2] names of parents and children, in reading order.
+            candidates: the two candidates, in reading order.
+            path: from the root of the question to the candidate that it reaches.
         """
         steps = path if self.answer == "chain" else []
         if self.form == "words":
@@ -82,7 +82,7 @@ class CandidatesConfig(TaskConfig):
         return spell(edges, (*candidates, path[0]), np.array([*chain, FIRST_NODE + path[-1]], np.int64))
 
     def conclusion(self, answer: Sequence[int]) -> int | None:
-        """Return the candidate that the tokens of an answer end in, whatever its steps; None where there is no end."""
+        """Return the candidate at the end of an answer's tokens, whatever its steps, or None if it has no end."""
         if self.answer == "node":
             return answer[0]
         if self.form == "symbols":
@@ -90,14 +90,14 @@ class CandidatesConfig(TaskConfig):
         return next((token for before, token in pairwise(answer) if before == STOP and token >= FIRST_NAME), None)
 
     def deeper_candidate(self, _number: int) -> float | None:
-        """Return how right it is in an example to choose the deeper candidate, which reads no root: 1, 0, or 1/2.
+        """Return the score, 1, 0 or 1/2, of choosing the deeper candidate, which does not need the root.
 
-        None where the task is made so that this is a guess.
+        Return None if the task is constructed so that this is no better than a guess.
         """
         return None
 
     def ask_otherwise(self, tokens: Int64s, draws: Draws) -> Int64s:
-        """Ask about another root, from which the other candidate is reached."""
+        """Ask about the other root, from which the other candidate is reached."""
         edges, places = self.question_of(tokens)
         one, other, root = tokens[places].tolist()
         mine, theirs = ancestors(edges, one), ancestors(edges, other)
@@ -110,7 +110,7 @@ class CandidatesConfig(TaskConfig):
         return asked
 
     def question_of(self, tokens: Int64s) -> "Question":
-        """Return what the tokens of an example say."""
+        """Parse the tokens of an example."""
         if self.form == "symbols":
             edges = edges_of(tokens)
             return Question(edges, 3 * len(edges) + np.arange(3))
@@ -120,16 +120,16 @@ class CandidatesConfig(TaskConfig):
 
 
 class Question(NamedTuple):
-    """Hold a graph by the tokens of its nodes, and what is asked about it."""
+    """Hold a graph, given by the tokens of its nodes, and the positions of the question."""
 
     edges: Int64s
     """[E, 2]: parent, child."""
     places: Int64s
-    """[3]: where the text asks about one candidate, the other, and the root."""
+    """[3]: positions in the text of the two candidates and the root."""
 
 
 def _spell_in_words(edges: Int64s, candidates: Sequence[int], root: int, steps: Sequence[int], answer: int) -> Example:
-    """Return the example of named edges [E, 2] in the order to be read; `steps` is the path to be answered, if any."""
+    """Return the example of named edges [E, 2] in reading order; `steps` is the path to answer with, if any."""
     has_parents = set(edges[:, 1].tolist())
 
     def sentence(parent: int, child: int) -> list[int]:
@@ -146,7 +146,7 @@ def _spell_in_words(edges: Int64s, candidates: Sequence[int], root: int, steps: 
 
 
 def ancestors(edges: Int64s, node: int) -> set[int]:
-    """Return a node and all from which it can be reached along the edges [E, 2]."""
+    """Return a node and all nodes from which it can be reached along the edges [E, 2]."""
     parents: dict[int, list[int]] = {}
     for parent, child in edges.tolist():
         parents.setdefault(child, []).append(parent)

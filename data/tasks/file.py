@@ -1,4 +1,4 @@
-r"""Read a task from a file of JSON Lines: a prompt and an answer in each, turned into tokens by any tokenizer.
+r"""Read a task from a JSON Lines file with a prompt and an answer per line, tokenized by any tokenizer.
 
 {"prompt": "2 + 3 =", "answer": "5"}        2 + 3 =\n [5 <|endoftext|>]
 """
@@ -27,30 +27,30 @@ from plumbline.data.tokenizers import Encoder, tokenizer_sha256
 LOG = logging.getLogger(__name__)
 
 OTHERS = 64
-"""Other prompts that are tried for another question."""
+"""Most other prompts that are tried as another question."""
 
 
 class FileConfig(TaskConfig):
-    """Configure the examples of one file, all of them to train on or all of them to evaluate on.
+    """Configure the examples of one file, which are all for training or all for evaluation.
 
-    Labels are on the answer and the end-of-text token behind it.
+    Only the answer and the end-of-text token after it have labels.
     """
 
     name: Literal["file"] = "file"
     """Which task."""
     path: HomePath
-    """The file: an object of JSON in each line; blank lines are passed over."""
+    """The file: one JSON object per line; blank lines are skipped."""
     tokenizer: HomePath = "byte"
-    """byte, a folder with a tokenizer (corpora/NAME/tokenizer is that of a corpus), or hf:NAME."""
+    """byte, a folder with a tokenizer (such as a corpus's corpora/NAME/tokenizer), or hf:NAME."""
     prompt_key: str = "prompt"
-    """Key of the text that is read."""
+    """Key of the text that the model reads."""
     answer_key: str = "answer"
-    """Key of the text that is to be said."""
+    """Key of the text that the model has to produce."""
     template: str = "{prompt}\n{answer}"
-    """How an example is written: all that stands before {answer} is read, the rest is to be said."""
+    """How an example is written: the model reads everything before {answer} and has to produce the rest."""
     max_tokens: PositiveInt | None = None
-    """Examples of more tokens are left out, and counted in a line of the log; null: all are kept, and a sequence too
-    short for one of them is an error."""
+    """Longer examples are left out, and the log says how many; null: all are kept, and it is an error if one does not
+    fit into a sequence."""
 
     holds_out: ClassVar[bool] = False
     in_memory: ClassVar[bool] = True
@@ -85,16 +85,16 @@ class FileConfig(TaskConfig):
 
     @property
     def vocab_size(self) -> int:
-        """Return the number of ids of the tokenizer."""
+        """Return the tokenizer's number of ids."""
         return Encoder(self.tokenizer_folder, self.tokenizer).vocab_size
 
     @property
     def longest(self) -> int:
-        """Return the number of tokens of the longest example; its last answer is not read."""
+        """Return the number of input tokens of the longest example; its last answer is not an input."""
         return int(read(self).lengths.max())
 
     def too_short(self, length: int) -> str:
-        """Say why samples of `length` tokens are too short: which line has the longest example."""
+        """Return why samples of `length` tokens are too short: it names the line with the longest example."""
         examples = read(self)
         line = examples.lines[int(examples.lengths.argmax())]
         return (
@@ -104,24 +104,24 @@ class FileConfig(TaskConfig):
 
     @property
     def fingerprint(self) -> str:
-        """Return sixteen hex digits: a hash of the keys, of what the file holds and of the tokenizer."""
+        """Return sixteen hex digits that hash the keys, the file's content and the tokenizer."""
         settings = self.model_dump(exclude={"path", "tokenizer"}, exclude_none=True)
         return f"{derive_key(settings, read(self).digest, tokenizer_sha256(self.tokenizer_folder)):016x}"
 
     def num_examples(self, _split: SplitName) -> int:
-        """Return the number of examples of the file that are kept."""
+        """Return the number of examples that are kept."""
         return len(read(self).lines)
 
     def example(self, _split: SplitName, number: int) -> Example:
-        """Return example `number` of the file, which is in either split."""
+        """Return example `number` of the file, the same for either split."""
         return _example(*read(self).parts(number))
 
     def ask_otherwise(self, tokens: Int64s, _draws: Draws) -> Int64s:
-        """Return the tokens as they are: they do not tell what else could be asked, see `with_another_question`."""
+        """Return the tokens unchanged, since they do not tell what else to ask; see `with_another_question`."""
         return tokens
 
     def with_another_question(self, split: SplitName, number: int) -> Example:
-        """Return example `number` with its own answer behind the prompt of another one, where one fits."""
+        """Return example `number` with its own answer after the prompt of another example, if one fits."""
         examples = read(self)
         prompt, answer = examples.parts(number)
         draws, room = Draws(derive_key("another question", self.name, self.seed, split, number)), self.longest
@@ -137,19 +137,19 @@ class FileExamples:
     """Hold the examples of a file, n of them."""
 
     tokens: Integers
-    """All sequences end to end, each a prompt and an answer."""
+    """All sequences concatenated, each a prompt and an answer."""
     starts: Int64s
     """[n + 1]: where each begins in `tokens`."""
     prompts: Int64s
     """[n]: tokens of each prompt."""
     lines: Int64s
-    """[n]: the line that each stands in, from 1."""
+    """[n]: the line number of each, from 1."""
     digest: str
     """Hash of the file's bytes."""
 
     @property
     def lengths(self) -> Int64s:
-        """Return the tokens [n] that each takes of a sample: all but the last one, which is only predicted."""
+        """Return the number of input tokens [n] of each: all but the last one, which is only predicted."""
         return np.diff(self.starts) - 1
 
     def parts(self, number: int) -> tuple[Integers, Integers]:
@@ -166,10 +166,10 @@ def _example(prompt: Integers, answer: Integers) -> Example:
 
 @cache
 def read(task: FileConfig) -> FileExamples:
-    """Read the file of a task, once in a process: what a run trains on cannot change under it.
+    """Read the file of a task, once per process, so that the data of a run cannot change.
 
     Raises:
-        ValueError: the file is not there, or a line is not in the format; the message names it and its field.
+        ValueError: the file is missing, or a line is malformed; the message names the line and the field.
     """
     try:
         content = Path(task.path).read_bytes()
@@ -222,7 +222,7 @@ def _texts(task: FileConfig, content: bytes) -> Iterator[tuple[int, str, str]]:
                     f"{json.dumps(entry[key])[:40]} is no text" if key in entry else f"missing; there are {[*entry]}"
                 )
                 raise _malformed(task, line, f"{key}: {found}")
-            if re.search(r"[\ud800-\udfff]", entry[key]):  # JSON can spell it, and UTF-8 cannot
+            if re.search(r"[\ud800-\udfff]", entry[key]):  # a lone surrogate, which JSON can spell but UTF-8 cannot
                 raise _malformed(task, line, f"{key}: half a surrogate pair")
         yield line, entry[task.prompt_key], entry[task.answer_key]
 

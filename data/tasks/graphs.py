@@ -1,4 +1,4 @@
-"""Spell examples about graphs as tokens: the edges in some order, what is asked, then the answer.
+"""Write examples about graphs as tokens: the edges in some order, the question, then the answer.
 
 a b | c d | e f / s g = [s d g]
 """
@@ -17,10 +17,10 @@ FIRST_NODE = 4
 
 
 def spell(edges: Int64s, asked: Sequence[int], answer: Int64s) -> Example:
-    """Return the example of some edges, a question and an answer; nodes are numbers from 0 on.
+    """Return the example for some edges, a question and an answer; nodes are numbered from 0.
 
     Args:
-        edges: [E, 2], in the order to be read.
+        edges: [E, 2], in reading order.
         asked: nodes between the slash and the equals sign.
         answer: [A] tokens.
     """
@@ -34,7 +34,7 @@ def spell(edges: Int64s, asked: Sequence[int], answer: Int64s) -> Example:
 
 
 def prompt_length(edges: int, asked: int) -> int:
-    """Return the number of tokens up to the equals sign, of so many edges and nodes asked about."""
+    """Return the number of tokens up to the equals sign, given the numbers of edges and of nodes asked about."""
     return 3 * edges + asked + 1
 
 

@@ -1,7 +1,7 @@
-"""Generate k-hop induction: what came after the last earlier occurrence of a token, looked up k times over.
+"""Generate k-hop induction: look up the token after the last earlier occurrence of a token, k times over.
 
-With find(i) the place after the last j < i at which token j equals token i, the answer at place i is the token at
-find applied k times to i: the k-hop induction heads of arXiv 2402.09268. One hop is an induction head.
+Let find(i) be the position after the last j < i at which token j equals token i. The answer at position i is the token
+at find applied k times to i: the k-hop induction heads of arXiv 2402.09268. One hop is an induction head.
 """
 
 from typing import Literal
@@ -18,7 +18,7 @@ FIRST_SYMBOL = 1
 
 
 class InductionConfig(DrawnTaskConfig):
-    """Configure K-hop induction, asked at every place that has an answer. Tokens from 1 on are the symbols."""
+    """Configure k-hop induction, asked at every position that has an answer. Tokens from 1 on are the symbols."""
 
     name: Literal["induction"] = "induction"
     """Which task."""
@@ -27,7 +27,7 @@ class InductionConfig(DrawnTaskConfig):
     length: int = Field(default=64, ge=2)
     """Tokens of one example."""
     symbols: int = Field(default=16, ge=2)
-    """Different tokens, drawn evenly. A hop goes back by about this many places."""
+    """Number of symbols, drawn uniformly. A hop goes back by about this many positions."""
 
     @property
     def vocab_size(self) -> int:
@@ -49,12 +49,12 @@ class InductionConfig(DrawnTaskConfig):
         return Example(tokens, np.where(places >= 0, tokens[places], IGNORED))
 
     def ask_otherwise(self, tokens: Int64s, draws: Draws) -> Int64s:
-        """Replace the symbols throughout, since the text itself is the question."""
+        """Replace all symbols, since the text itself is the question."""
         return FIRST_SYMBOL + draws.integers(len(tokens), self.symbols)
 
 
 def after_last_occurrence(tokens: Int64s) -> Int64s:
-    """Return, for each place [n], the place after the last earlier occurrence of its token; -1 where there is none."""
+    """Return, for each position [n], the one after the last earlier occurrence of its token, or -1 if there is none."""
     after: dict[int, int] = {}
     following = []
     for place, token in enumerate(tokens.tolist()):

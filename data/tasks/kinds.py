@@ -1,4 +1,4 @@
-"""List the tasks. A new one is a file like those named here, and a line below."""
+"""List the tasks. A new one needs a file like those imported here, and a line below."""
 
 from plumbline.data.tasks.addition import AdditionConfig
 from plumbline.data.tasks.file import FileConfig

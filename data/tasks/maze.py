@@ -2,8 +2,8 @@
 
     a b | c b | d c / a d = [a b c d]
 
-The mazes are perfect, with one way between any two cells, and are carved by depth-first search as in maze-dataset
-(arXiv 2309.10498), which makes long corridors with few forks. A cell is one token.
+The mazes are perfect, with exactly one path between any two cells, and are carved by depth-first search as in
+maze-dataset (arXiv 2309.10498), which makes long corridors with few forks. Each cell is one token.
 """
 
 from functools import lru_cache
@@ -21,8 +21,8 @@ from plumbline.data.tasks.task import DrawnTaskConfig, Example
 class MazeConfig(DrawnTaskConfig):
     """Configure path finding in a maze. Token 1 is |, 2 is /, 3 is =, then the cells, row by row.
 
-    Two cells are written side by side where there is no wall between them, in random order. Origin and target are any
-    two different cells.
+    Each pair of neighbouring cells without a wall between them is an edge; edges come in random order. Origin and
+    target are any two different cells.
     """
 
     name: Literal["maze"] = "maze"
@@ -41,7 +41,7 @@ class MazeConfig(DrawnTaskConfig):
 
     @property
     def longest(self) -> int:
-        """Return the number of tokens of a maze whose way leads through every cell; the last answer is not read."""
+        """Return the number of input tokens of a maze whose path visits every cell; the last answer is not an input."""
         return prompt_length(self._cells - 1, 2) + self._cells - 1
 
     def draw(self, draws: Draws) -> Example:
@@ -63,14 +63,14 @@ class MazeConfig(DrawnTaskConfig):
         return asked
 
     def walls_of(self, tokens: Int64s) -> list[tuple[int, int]]:
-        """Return the pairs of neighbouring cells, numbered from 0 on, that an example's tokens put a wall between."""
+        """Return the pairs of neighbouring cells, numbered from 0, with a wall between them in an example."""
         passages = {(min(pair), max(pair)) for pair in (edges_of(tokens) - FIRST_NODE).tolist()}
         pairs = ((cell, other) for cell, others in enumerate(lattice(self.side)) for other in others if cell < other)
         return [pair for pair in pairs if pair not in passages]
 
 
 def carve(side: int, numbers: list[int]) -> dict[int, int]:
-    """Map each cell of a random maze to the cell that it was entered from; -1 for the first.
+    """Map each cell of a random maze to the cell from which it was entered, or -1 for the first.
 
     Args:
         side: cells along each side.
@@ -102,7 +102,7 @@ def lattice(side: int) -> tuple[tuple[int, ...], ...]:
 def way(entered_from: dict[int, int], origin: int, target: int) -> list[int]:
     """Return the cells from origin to target, both included.
 
-    The path goes up to where their ways to the first cell meet, and then down.
+    The path goes up to where their paths to the first cell meet, and then down.
     """
     up, down = [origin], [target]
     while up[-1] >= 0:

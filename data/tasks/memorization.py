@@ -2,8 +2,9 @@
 
     a b [v]        key number 64 a + b for 64 symbols
 
-What is trained is what is tested. The map holds entries x log2(values) bits, of which a model whose mean loss is L nats
-has memorized entries x (log2(values) - L / ln 2); divided by its parameters, that is the capacity of arXiv 2506.01115.
+Training and test examples are the same. The map holds entries x log2(values) bits, of which a model with a mean loss of
+L nats has memorized entries x (log2(values) - L / ln 2); divided by its number of parameters, that is the capacity of
+arXiv 2506.01115.
 """
 
 from typing import Literal
@@ -21,16 +22,16 @@ FIRST_SYMBOL = 1
 
 
 class MemorizationConfig(TaskConfig):
-    """Configure a random map. A key is two symbols, whose ids start at 1; those of the values follow."""
+    """Configure a random map. A key is two symbols, whose ids start at 1; the ids of the values follow."""
 
     name: Literal["memorization"] = "memorization"
     """Which task."""
     entries: PositiveInt = 4096
-    """Keys of the map, each read once an epoch."""
+    """Keys of the map, each read once per epoch."""
     symbols: PositiveInt = 64
-    """Different symbols in each of the two places of a key."""
+    """Number of symbols at each of the two positions of a key."""
     values: int = Field(default=64, ge=2)
-    """Different values, drawn evenly."""
+    """Number of values, drawn uniformly."""
 
     @validator(mode="after")
     def _check(self) -> "MemorizationConfig":

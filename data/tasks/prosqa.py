@@ -1,10 +1,10 @@
-"""Read ProsQA (arXiv 2412.06769): a JSON list of reachability problems, as the Coconut repository has them.
+"""Read ProsQA (arXiv 2412.06769): a JSON list of reachability problems in the format of the Coconut repository.
 
     r b | b c | s d / d c r = [c]               from r, does one come to d or to c?
 
 An entry's `question` gives the edges and the candidates in their order ("Every lempus is a gorpus. ... Is Tom a lempus
-or scrompus?"), `steps` the chain of the answer. `idx_to_symbol`, `edges`, `root`, `target` and `neg_target` say the
-same by number, and both are held against each other.
+or scrompus?"), `steps` the chain of the answer. `idx_to_symbol`, `edges`, `root`, `target` and `neg_target` state the
+same by number, and both are compared.
 """
 
 import re
@@ -30,24 +30,25 @@ STATEMENT = re.compile(r"(?:Every )?(\w+) is an? (\w+)")
 QUESTION = re.compile(r"Is (\w+) an? (\w+) or (?:an? )?(\w+)\?")
 
 ROOTS = (0, 1)
-"""Nodes of a file that its graphs are grown from, one of which is asked about; others may have no parents either."""
+"""Nodes from which a file's graphs are grown, one of which is asked about; others may have no parents either."""
 
 
 class ProsqaConfig(CandidatesConfig):
-    """Configure the problems of one file of ProsQA, all of them to train on or all of them to evaluate on.
+    """Configure the problems of one file of ProsQA, which are all for training or all for evaluation.
 
     Symbols: token 1 is |, 2 is /, 3 is =, then the names of nodes. Words: tokens 1 to 7 are the words, then the names.
-    The chain is the file's. Each problem takes names at random, the same at every reading: the file's own numbers tell
-    how deep a node lies.
+    The chain is the file's. Each problem draws its node names at random, the same at every reading, since the file's
+    own numbers reveal how deep a node lies.
     """
 
     name: Literal["prosqa"] = "prosqa"
     """Which task."""
     path: HomePath
-    """The file: prosqa_train.json, prosqa_valid.json or prosqa_test.json of the Coconut repository, or one alike."""
+    """The file: prosqa_train.json, prosqa_valid.json or prosqa_test.json of the Coconut repository, or one in the same
+    format."""
     names: int = Field(default=32, ge=28, le=1000)
-    """Names of nodes, at least as many as the largest graph has nodes. A model knows those that it was trained on, so
-    that tasks between which it changes want the same number, of which the graphs use any."""
+    """Number of node names, at least the nodes of the largest graph. Graphs use any of them. A model only knows the
+    names it was trained on, so use the same number for all tasks of a model."""
 
     holds_out: ClassVar[bool] = False
 
@@ -63,14 +64,14 @@ class ProsqaConfig(CandidatesConfig):
 
     @property
     def longest(self) -> int:
-        """Return the number of tokens of the longest example, by its edges and steps."""
+        """Return the number of input tokens of the longest example."""
         return max(
             self.length_of(len(problem.edges), self.answer_length(len(problem.path) - 1)) for problem in self._problems
         )
 
     @property
     def fingerprint(self) -> str:
-        """Return sixteen hex digits: a hash of the configuration and of what the file holds, wherever it lies."""
+        """Return sixteen hex digits that hash the configuration and the file's content, not its path."""
         settings = self.model_dump(exclude={"path"}, exclude_none=True)
         return f"{derive_key(settings, read(self.path).digest):016x}"
 
@@ -79,16 +80,16 @@ class ProsqaConfig(CandidatesConfig):
         return len(self._problems)
 
     def example(self, _split: SplitName, number: int) -> Example:
-        """Return problem `number` of the file, which is in either split."""
+        """Return problem `number` of the file, the same for either split."""
         problem = self._problems[number]
         draws = Draws(derive_key(self.name, self.seed, number))
         names = draws.distinct(problem.nodes, self.names)
         return self.spell(names[problem.edges], names[problem.candidates].tolist(), names[problem.path].tolist())
 
     def deeper_candidate(self, number: int) -> float:
-        """Return how right it is in an example to choose the deeper candidate, which reads no root: 1, 0, or 1/2.
+        """Return the score, 1, 0 or 1/2, of choosing the deeper candidate, which does not need the root.
 
-        A candidate is as deep as it is far from the nearer of the two roots that a graph is grown from.
+        The depth of a candidate is its distance from the nearer of the two roots from which the graph is grown.
         """
         problem = self._problems[number]
         far = [distances(problem.edges, root) for root in ROOTS]
@@ -99,10 +100,10 @@ class ProsqaConfig(CandidatesConfig):
 
     @property
     def _problems(self) -> Sequence["Problem"]:
-        """Return the problems of the file.
+        """Return all problems of the file.
 
         Raises:
-            ValueError: it is not in the format, or a graph has more nodes than there are names.
+            ValueError: the file is malformed, or a graph has more nodes than there are names.
         """
         problems = read(self.path).problems
         largest = max(range(len(problems)), key=lambda number: problems[number].nodes)
@@ -115,20 +116,20 @@ class ProsqaConfig(CandidatesConfig):
 
 
 class Problem(NamedTuple):
-    """Hold one problem by the numbers of its nodes."""
+    """Hold one problem with numbered nodes."""
 
     nodes: int
-    """How many nodes there are."""
+    """Number of nodes."""
     edges: Int64s
-    """[E, 2]: parent, child, in the order of the question."""
+    """[E, 2]: (parent, child), in the order of the question."""
     candidates: Int64s
     """[2]: in the order of the question."""
     path: Int64s
-    """[steps + 1]: from the root that is asked about to the candidate that it leads to."""
+    """[steps + 1]: the nodes from the root of the question to the candidate that it reaches."""
 
 
 class ProblemFile(NamedTuple):
-    """Hold what a file says."""
+    """Hold the content of a file."""
 
     problems: list[Problem]
     digest: str
@@ -136,7 +137,7 @@ class ProblemFile(NamedTuple):
 
 
 class Entry(BaseModel, frozen=True, strict=True):
-    """State what one entry of a file holds; other fields are passed over."""
+    """Define the fields of one entry of a file; other fields are ignored."""
 
     question: str
     steps: Annotated[list[str], Len(1)]
@@ -147,10 +148,10 @@ class Entry(BaseModel, frozen=True, strict=True):
     neg_target: int
 
     def problem(self) -> Problem:
-        """Return the problem.
+        """Return the problem that the entry states.
 
         Raises:
-            FieldError: two fields do not say the same, or one says nothing.
+            FieldError: two fields contradict each other, or one is invalid.
         """
         numbers = {name: number for number, name in enumerate(self.idx_to_symbol)}
         if len(numbers) < len(self.idx_to_symbol):
@@ -184,7 +185,7 @@ class Entry(BaseModel, frozen=True, strict=True):
 
 
 class FieldError(Exception):
-    """Say which field of an entry is wrong, and in what."""
+    """State which field of an entry is wrong, and why."""
 
     def __init__(self, field: str, problem: str) -> None:
         super().__init__(f"{field}: {problem}")
@@ -192,10 +193,10 @@ class FieldError(Exception):
 
 @cache
 def read(path: str) -> ProblemFile:
-    """Read a file, once in a process: what a run trains on cannot change under it.
+    """Read a file, once per process, so that the data of a run cannot change.
 
     Raises:
-        ValueError: the file is not there, or not in the format; the message names the entry and its field.
+        ValueError: the file is missing or malformed; the message names the entry and its field.
     """
     try:
         content = Path(path).read_bytes()
@@ -218,7 +219,7 @@ def read(path: str) -> ProblemFile:
 
 
 def _in_words(location: tuple[int | str, ...], message: str) -> str:
-    """Return what pydantic finds wrong, and where: number of the entry, name of the field, places within it."""
+    """Return pydantic's error in words, with the number of the entry, the field and the position within it."""
     if not location:
         return message
     number, *keys = location
@@ -244,7 +245,7 @@ def _edge_of(field: str, text: str, numbers: dict[str, int]) -> tuple[int, int]:
 
 
 def distances(edges: Int64s, start: int) -> dict[int, int]:
-    """Return the steps along the edges [E, 2] to each node that is reached from `start`, itself among them."""
+    """Return the number of steps along the edges [E, 2] from `start` to each node that it reaches, itself included."""
     children: dict[int, list[int]] = {}
     for parent, child in edges.tolist():
         children.setdefault(parent, []).append(child)

@@ -2,10 +2,10 @@
 
     r b | b c | s d / d c r = [c]               from r, does one come to d or to c?
 
-The graphs are like those of ProsQA (arXiv 2412.06769), spelled as in `candidates.py`; `prosqa.py` reads the real ones.
-In none of the 300 validation problems of ProsQA is a leaf further from its root than the right answer, which
-can therefore be told without reading the root. Here each candidate is the furthest leaf of its own root and either root
-may be asked about: a model that does not read the root is right half the time.
+The graphs are like those of ProsQA (arXiv 2412.06769), written as in `candidates.py`; `prosqa.py` reads the real ones.
+In all 300 validation problems of ProsQA, no leaf is further from its root than the right answer, which can therefore be
+found without reading the root. Here each candidate is the furthest leaf of its own root, and either root may be asked
+about: a model that ignores the root is right half the time.
 """
 
 from bisect import bisect_right
@@ -23,40 +23,40 @@ from plumbline.data.tasks.draws import Draws
 from plumbline.data.tasks.task import DrawnTaskConfig, Example
 
 IN_DEGREE = (65, 430, 750, 910, 965, 990)
-"""Of 1000 nodes, how many have 0, up to 1, ... up to 5 parents, where there are so many to choose from; the rest 6.
+"""Of 1000 nodes, how many have 0, up to 1, ... up to 5 parents, if that many are available; the rest have 6.
 
-As `SIDE`, `SHALLOW` and the weights in `grow`, a fit to the validation problems of ProsQA: tests hold it to their
-statistics.
+Like `SIDE`, `SHALLOW` and the weights in `grow`, this is fitted to the validation problems of ProsQA, and tests compare
+the statistics.
 """
 
 SIDE = 26
-"""Of 100 nodes, how many choose parents that the second root does not lead to, and the first; the rest choose any."""
+"""Of 100 nodes, how many choose parents not reached from the second root, and from the first; the rest choose any."""
 
 SHALLOW = 20
-"""Of so many graphs whose candidates are both as near as they may be, one is taken."""
+"""One in this many graphs is accepted if both candidates have the fewest allowed steps."""
 
 MOST_NUMBERS = 8
-"""Random numbers for a node: its in-degree, its side, up to six parents."""
+"""Random numbers per node: its in-degree, its side, up to six parents."""
 
 FEWEST_STEPS, MOST_STEPS = 3, 6
-"""Steps from a root to its candidate; ProsQA has no others."""
+"""Fewest and most steps from a root to its candidate, as in ProsQA."""
 
 
 class ReachabilityConfig(CandidatesConfig, DrawnTaskConfig):
-    """Configure reachability in a directed graph without cycles, whose edges and two candidates come in random order.
+    """Configure reachability in a directed acyclic graph, whose edges and two candidates come in random order.
 
     Symbols: token 1 is |, 2 is /, 3 is =, then the names of nodes. Words: tokens 1 to 7 are the words, then the names.
-    A chain is a shortest path, of several the one whose names have the lowest ids.
+    A chain is a shortest path; of several, the one whose names have the lowest ids.
     """
 
     name: Literal["reachability"] = "reachability"
     """Which task."""
     nodes: int = Field(default=25, ge=12, le=100)
-    """Nodes that a graph grows to at most; up to an eighth fewer are as likely. Those that no edge touches are not
-    to be seen. The statistics of ProsQA are those of 25."""
+    """Most nodes of a graph; sizes down to an eighth fewer are equally likely. Nodes without edges do not appear. 25
+    gives the statistics of ProsQA."""
     names: int | None = Field(default=None, ge=12, le=1000)
-    """Names, of which each graph takes others for its nodes; null: as many as nodes. For a model that is to read the
-    graphs of another task as well, such as prosqa, as many as that one has."""
+    """Number of names, from which each graph draws those of its nodes; null: as many as nodes. For a model that also
+    reads another task's graphs, such as prosqa, use the same number there."""
 
     @validator(mode="after")
     def _check(self) -> "ReachabilityConfig":
@@ -76,7 +76,7 @@ class ReachabilityConfig(CandidatesConfig, DrawnTaskConfig):
 
     @property
     def longest(self) -> int:
-        """Return the most tokens that an example can have by its edges and steps; its last answer is not read."""
+        """Return the most input tokens that an example can have; its last answer is not an input."""
         return self.length_of(self._most_edges, self.longest_answer)
 
     @property
@@ -100,7 +100,7 @@ class ReachabilityConfig(CandidatesConfig, DrawnTaskConfig):
         return grow(nodes, iter(draws.numbers(MOST_NUMBERS * nodes)))
 
     def _is_taken(self, graph: "Graph", draws: Draws) -> bool:
-        """Return whether there are two candidates, not too many edges, and steps as often as in ProsQA."""
+        """Return whether to accept a graph: it needs two candidates and few enough edges; step counts follow ProsQA."""
         if len(graph.ends) < 2 or sum(map(len, graph.parents)) > self._most_edges:
             return False
         shallow = all(graph.depth[node] == FEWEST_STEPS for node in graph.ends)
@@ -108,17 +108,17 @@ class ReachabilityConfig(CandidatesConfig, DrawnTaskConfig):
 
 
 class Graph(NamedTuple):
-    """Hold a graph whose nodes 0 and 1 are the roots and whose edges lead from lower to higher numbers."""
+    """Hold a graph with roots 0 and 1, whose edges lead from lower to higher numbers."""
 
     parents: list[list[int]]
     """The parents of each node."""
     depth: list[int]
-    """For each node, the steps from the nearest root that leads to it; 0 where none does."""
+    """For each node, the steps from the nearest root that reaches it, or 0 if none does."""
     ends: list[int]
-    """For each root the furthest leaf that only this root leads to, if it is 3 to 6 steps away; else none."""
+    """For each root, the furthest leaf that only this root reaches, if it is 3 to 6 steps away."""
 
     def shortest_path(self, node: int, names: Sequence[int]) -> list[int]:
-        """Return the names from the root to a node that one root leads to; of several paths the first by the names."""
+        """Return the names on the shortest path to a node that one root reaches; of several, the first by name."""
         if node < 2:
             return [names[node]]
         before = [p for p in self.parents[node] if self.depth[p] == self.depth[node] - 1 and (p < 2 or self.depth[p])]
@@ -130,10 +130,10 @@ def grow(nodes: int, numbers: Iterator[int]) -> Graph:
 
     Args:
         nodes: how many there will be.
-        numbers: random numbers, `MOST_NUMBERS` for each node.
+        numbers: random numbers, `MOST_NUMBERS` per node.
     """
     parents: list[list[int]] = [[], []]
-    depth, roots = [0, 0], [1, 2]  # roots: one bit for each root that leads to a node
+    depth, roots = [0, 0], [1, 2]  # roots: one bit for each root that reaches a node
     for node in range(2, nodes):
         count, side = bisect_right(IN_DEGREE, next(numbers) % 1000), next(numbers) % 100
         unwanted = 2 if side < SIDE else 1 if side < 2 * SIDE else 0
@@ -154,7 +154,7 @@ def grow(nodes: int, numbers: Iterator[int]) -> Graph:
 
 
 def _choose(items: list[int], weights: list[int], count: int, numbers: Iterator[int]) -> list[int]:
-    """Choose up to `count` different items, likely in proportion to their weights; both lists are used up."""
+    """Choose up to `count` different items with probabilities proportional to `weights`; consumes both lists."""
     chosen = []
     for _ in range(min(count, len(items))):
         rest, place = next(numbers) % sum(weights), 0

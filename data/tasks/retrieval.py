@@ -1,8 +1,8 @@
-"""Generate key-value retrieval: pairs of key and value in context, then keys whose values are asked for.
+"""Generate key-value retrieval: pairs of key and value, then keys whose values are asked for.
 
     k7 v3  k2 v9  k5 v3  ?  k2 [v9]  k7 [v3]
 
-This is the associative recall of arXiv 2506.01115, in which attention that does not look at the tokens fails.
+This is the associative recall of arXiv 2506.01115, which attention that ignores the tokens cannot solve.
 """
 
 from typing import Literal
@@ -25,13 +25,13 @@ class RetrievalConfig(DrawnTaskConfig):
     name: Literal["retrieval"] = "retrieval"
     """Which task."""
     pairs: PositiveInt = 16
-    """Most pairs of one example; their number is drawn evenly from 1 to this."""
+    """Most pairs of one example; their number is drawn uniformly from 1 to this."""
     queries: PositiveInt = 1
-    """Keys asked for, all different; fewer in an example of fewer pairs."""
+    """Number of distinct keys asked for; fewer in an example with fewer pairs."""
     keys: PositiveInt = 64
-    """Different keys; those of one example are all different."""
+    """Number of keys; those of one example are distinct."""
     values: int = Field(default=64, ge=2)
-    """Different values; several keys of one example may have the same."""
+    """Number of values; keys of one example may share a value."""
 
     @validator(mode="after")
     def _check(self) -> "RetrievalConfig":
@@ -48,7 +48,7 @@ class RetrievalConfig(DrawnTaskConfig):
 
     @property
     def longest(self) -> int:
-        """Return the number of tokens of an example of `pairs` pairs; its last answer is not read."""
+        """Return the number of input tokens of an example with `pairs` pairs; its last answer is not an input."""
         return 2 * self.pairs + 1 + 2 * self.queries - 1
 
     def draw(self, draws: Draws) -> Example:
@@ -64,11 +64,11 @@ class RetrievalConfig(DrawnTaskConfig):
         return answering(sequence, is_answer)
 
     def ask_otherwise(self, tokens: Int64s, draws: Draws) -> Int64s:
-        """Ask for other keys of the same pairs; of a single pair there is none."""
+        """Ask for other keys of the same pairs; with a single pair there are none."""
         asked: Int64s = tokens.copy()
         end = int(np.argmax(tokens == QUERY))
         keys, queries = tokens[:end:2], tokens[end + 1 :: 2]
-        places = np.argmax(keys == queries[:, None], axis=1)  # of the keys asked for, in the pairs
+        places = np.argmax(keys == queries[:, None], axis=1)  # positions of the queried keys among the pairs
         step = 1 + draws.integers(1, max(1, len(keys) - 1))
         asked[end + 1 :: 2] = keys[(places + step) % len(keys)]
         return asked

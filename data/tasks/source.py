@@ -14,26 +14,26 @@ from plumbline.data.tasks.task import Example, SplitName, TaskConfig
 from plumbline.data.tokenizers import tokenizer_sha256
 
 KEPT = 2**19
-"""A split of no more examples than this is computed once and kept: held-out examples and fixed sets are read often."""
+"""Most examples of a split that is kept in memory: held-out examples and fixed sets are read often."""
 
 KEPT_BYTES = 2**30
-"""Bytes of a split that are kept at most; of a larger one, what is read first."""
+"""Most bytes that are kept of a split; of a larger one, the examples that are read first."""
 
 EXAMPLE_BYTES, TOKEN_BYTES = 512, 16
-"""Bytes that an example takes beside its tokens, and those of a token with its label."""
+"""Bytes per example besides its tokens, and bytes per token with its label."""
 
 
 @dataclass(frozen=True)
 class TaskStream:
     """Read the examples of one split, each padded to a sample by itself.
 
-    Padding has the label -100 and is a document of its own. In a causal model nothing before it can see it.
+    Padding has the label -100 and is a document of its own. In a causal model, no earlier token can see it.
     """
 
     task: TaskConfig
     name: SplitName
     another_question: bool = False
-    """Ask something else than what the labels answer, see `TaskConfig.with_another_question`."""
+    """Whether to ask a different question from the one that the labels answer (`TaskConfig.with_another_question`)."""
     has_answers: ClassVar[bool] = True
     _kept: dict[int, Example] = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -77,17 +77,17 @@ class TaskStream:
         return KEPT_BYTES // (EXAMPLE_BYTES + TOKEN_BYTES * self.task.longest)
 
     def bits_per_byte(self, loss: float) -> None:
-        """Return None, since there is no text."""
+        """Return None, since a task has no source text."""
 
 
 class TaskSource:
-    """Supply the samples of a task; one that is no text has no tokenizer, like a bare Megatron-LM pair."""
+    """Supply the samples of a task; a task that is not text has no tokenizer, like a bare Megatron-LM pair."""
 
     def __init__(self, task: TaskConfig) -> None:
-        """Check that there is something to train on and something to hold out.
+        """Check that there are examples to train on and to hold out.
 
         Raises:
-            ValueError: the task is so small that there is not, or its file cannot be read.
+            ValueError: the task is too small for that, or its file cannot be read.
         """
         self.name = task.name
         self.fingerprint = task.fingerprint
@@ -104,5 +104,5 @@ class TaskSource:
 
     @property
     def held_out(self) -> TaskStream:
-        """Return the examples to evaluate on: those that are held out, or all where none are."""
+        """Return the examples to evaluate on: those held out, or all if none are."""
         return self.splits.get("validation", self.splits["train"])

@@ -32,11 +32,12 @@ class StarGraphConfig(DrawnTaskConfig):
     path_length: int = Field(default=5, ge=2)
     """Nodes from the source to the goal, both included (l)."""
     nodes: int = Field(default=50, ge=3)
-    """Different labels (N); those of one graph are all different."""
+    """Number of labels (N); those of one graph are distinct."""
     edge_order: Literal["parent_first", "child_first"] = "parent_first"
-    """How an edge is written. child_first makes it easy to look up what comes before a node, and so to walk back."""
+    """How an edge is written. child_first makes it easy to look up a node's predecessor, and so to walk back."""
     target: Literal["forward", "reverse"] = "forward"
-    """The answer from the source to the goal, or from the goal to the source, where no step is a decision."""
+    """Whether the answer goes from the source to the goal, or from the goal to the source, where no step is a
+    decision."""
 
     @validator(mode="after")
     def _check(self) -> "StarGraphConfig":
@@ -58,7 +59,7 @@ class StarGraphConfig(DrawnTaskConfig):
 
     @property
     def longest(self) -> int:
-        """Return the number of tokens of every example; its last answer is not read."""
+        """Return the number of input tokens of every example; its last answer is not an input."""
         return prompt_length(self._edges, 2) + self.path_length - 1
 
     def draw(self, draws: Draws) -> Example:
@@ -84,7 +85,7 @@ class StarGraphConfig(DrawnTaskConfig):
         return asked
 
     def star_of(self, tokens: Int64s) -> "Star":
-        """Return what the tokens of an example say."""
+        """Parse the tokens of an example."""
         edges = edges_of(tokens)
         source, goal = asked_of(tokens).tolist()
         after: dict[int, list[int]] = {}
@@ -98,9 +99,9 @@ class StarGraphConfig(DrawnTaskConfig):
 
 
 class Star(NamedTuple):
-    """Hold a star graph by the tokens of its nodes."""
+    """Hold a star graph, given by the tokens of its nodes."""
 
     source: int
     goal: int
     arms: list[list[int]]
-    """From the source's neighbour to the end, in the order in which the first edges are listed."""
+    """Nodes of each arm from the source's neighbour to the end, arms in the order of their first edges in the text."""

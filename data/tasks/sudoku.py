@@ -2,11 +2,10 @@
 
     1 _ 3 _ _ _ 1 2 ... = [1 2 3 4 3 4 1 2 ...]        4 x 4, row by row: the puzzle, then the whole grid
 
-Puzzles are made as reasoning-gym makes them: the cells of a random full grid are blanked one by one in random order,
-where the solution stays the only one. The answer is the whole grid and not only the blanks, so that each answer stands
-at the same distance from its cell. The authors of latent lookahead (arXiv 2603.20219) seem to ask for the whole grid as
-well: their thoughts of 19 tokens fit the 16 cells of a 4 x 4 grid and 3 line ends, and exceed the 12 blanks that a
-puzzle can have.
+Puzzles are made as in reasoning-gym: the cells of a random full grid are blanked one by one in random order, as long as
+the solution stays unique. The answer is the whole grid, not only the blanks, so that each answer is at the same
+distance from its cell. The authors of latent lookahead (arXiv 2603.20219) seem to ask for the whole grid as well: their
+thoughts of 19 tokens fit the 16 cells of a 4 x 4 grid and 3 line ends, and exceed the 12 blanks that a puzzle can have.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,10 +26,10 @@ EQUALS = 2
 FIRST_DIGIT = 3
 
 MOST_BLANKS = {4: 12, 9: 54}
-"""Most blanks at each size. No 4 x 4 puzzle has more; of 9 x 9 grids, 54 to 59 cells can be blanked in random order."""
+"""Most blanks at each size. No 4 x 4 puzzle can have more; in 9 x 9 grids, random blanking reaches 54 to 59 cells."""
 
 RENAMINGS = 24
-"""Names tried for the digits of one puzzle before another is made."""
+"""Renamings of one puzzle's digits to try before another puzzle is made."""
 
 
 class SudokuConfig(DrawnTaskConfig):
@@ -41,8 +40,8 @@ class SudokuConfig(DrawnTaskConfig):
     size: Literal[4, 9] = 4
     """Cells along each side."""
     blanks: list[int] | None = Field(default=None, min_length=2, max_length=2)
-    """Fewest and most blanks; null: 8 and 12 at size 4, 32 and 50 at size 9. Their number is drawn evenly, and is lower
-    where no other cell can be blanked."""
+    """Fewest and most blanks; null: 8 and 12 at size 4, 32 and 50 at size 9. Their number is drawn uniformly, and is
+    lower if no other cell can be blanked."""
 
     @validator(mode="after")
     def _check(self) -> "SudokuConfig":
@@ -69,13 +68,13 @@ class SudokuConfig(DrawnTaskConfig):
 
     @property
     def longest(self) -> int:
-        """Return the number of tokens of every example; its last answer is not read."""
+        """Return the number of input tokens of every example; its last answer is not an input."""
         return 2 * self._cells
 
     def candidates(self, split: SplitName, number: int) -> Iterator[Example]:
-        """Yield one puzzle under one naming of its digits after another, then another puzzle.
+        """Yield one puzzle with its digits renamed in several ways, then the next puzzle.
 
-        Names are drawn sooner than puzzles.
+        Renaming digits is faster than drawing puzzles.
         """
         for attempt in range(ATTEMPTS):
             if attempt % RENAMINGS == 0:
@@ -92,7 +91,7 @@ class SudokuConfig(DrawnTaskConfig):
         return answering(sequence, np.arange(len(sequence)) > self._cells)
 
     def _puzzle(self, draws: Draws) -> Int64s:
-        """Draw the tokens [2 size^2 + 1] of a puzzle, = and its solution."""
+        """Draw the tokens [2 size^2 + 1] of a puzzle, an equals sign and its solution."""
         fewest, most = self._blanks
         wanted = fewest + int(draws.integers(1, most - fewest + 1)[0])
         solution = full_grid(self.size, draws)
@@ -103,7 +102,7 @@ class SudokuConfig(DrawnTaskConfig):
         return np.insert(np.array(tokens, np.int64), self._cells, EQUALS)
 
     def ask_otherwise(self, tokens: Int64s, draws: Draws) -> Int64s:
-        """Rename the digits that are given, each to another one and everywhere alike."""
+        """Rename the given digits consistently, each to a different one."""
         asked: Int64s = tokens.copy()
         given = np.flatnonzero(tokens[: self._cells] != BLANK)
         shift = 1 + draws.integers(1, self.size - 1)
@@ -122,7 +121,7 @@ class SudokuConfig(DrawnTaskConfig):
 
 @lru_cache
 def units_of_cells(size: int) -> tuple[tuple[int, int, int], ...]:
-    """Return the row, the column and the box of each cell, numbered through."""
+    """Return the row, the column and the box of each cell, as consecutive numbers."""
     box = {4: 2, 9: 3}[size]
     cells = [divmod(cell, size) for cell in range(size**2)]
     return tuple((row, size + column, 2 * size + row // box * box + column // box) for row, column in cells)
@@ -136,7 +135,7 @@ def cells_of_units(size: int) -> tuple[tuple[int, ...], ...]:
 
 
 def used_digits(grid: Sequence[int], size: int) -> list[int]:
-    """Return the digits in each row, column and box."""
+    """Return the digits used in each row, column and box, as bits."""
     used = [0] * (3 * size)
     for digit, (row, column, box) in zip(grid, units_of_cells(size), strict=True):
         used[row] |= digit
@@ -146,12 +145,12 @@ def used_digits(grid: Sequence[int], size: int) -> list[int]:
 
 
 def fill(grid: list[int], size: int, digits: Sequence[Sequence[int]]) -> bool:
-    """Fill the blanks of a grid in place, if there is a way, by depth-first search at the cell with the fewest choices.
+    """Fill the blanks of a grid in place, if possible, by depth-first search from the cell with the fewest choices.
 
     Args:
-        grid: blanks are blanks again where there is no way.
+        grid: cells; left unchanged if there is no solution.
         size: of the grid.
-        digits: for each cell, all digits in the order to be tried.
+        digits: for each cell, all digits in the order in which to try them.
     """
     units, every = units_of_cells(size), (1 << size) - 1
     used = used_digits(grid, size)
@@ -200,7 +199,7 @@ def full_grid(size: int, draws: Draws) -> list[int]:
 
 
 def blanked(solution: Sequence[int], size: int, order: Sequence[int], wanted: int) -> list[int]:
-    """Return a full grid with up to `wanted` cells blanked, tried in an order, such that no other grid fits."""
+    """Return a full grid with up to `wanted` cells blanked, tried in `order`, so that the solution stays unique."""
     grid = list(solution)
     for cell in order:
         if wanted == 0:
@@ -214,13 +213,13 @@ def blanked(solution: Sequence[int], size: int, order: Sequence[int], wanted: in
 
 
 def is_only_choice(grid: Sequence[int], size: int, cell: int, digit: int) -> bool:
-    """Return whether a blank cell has this digit in every full grid that fits."""
+    """Return whether a blank cell has this digit in every solution."""
     units, members, used = units_of_cells(size), cells_of_units(size), used_digits(grid, size)
     row, column, box = units[cell]
     others = ((1 << size) - 1) & ~(used[row] | used[column] | used[box] | digit)
     if not others:
         return True
-    for unit in units[cell]:  # most often no other cell of a unit can hold the digit, and there is nothing to search
+    for unit in units[cell]:  # usually no other cell of a unit can hold the digit, which saves the search
         rivals = (units[rival] for rival in members[unit] if rival != cell and not grid[rival])
         if all((used[row] | used[column] | used[box]) & digit for row, column, box in rivals):
             return True

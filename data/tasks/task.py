@@ -1,7 +1,8 @@
 """Define a task: examples by number, each a pure function of the task's configuration, the split and the number.
 
-There is no state, so example 10^12 costs what example 0 costs, and neither ranks nor interruptions appear. A task is
-fixed by its configuration, its seed included, as a corpus is by its files; `run.seed` decides the order of examples.
+There is no state, so example 10^12 costs the same as example 0, and ranks and interruptions do not matter. A task is
+determined by its configuration, including its seed, as a corpus is by its files; `run.seed` decides the order of
+examples.
 """
 
 from abc import abstractmethod
@@ -21,16 +22,16 @@ from plumbline.data.tasks.draws import Draws
 SplitName = Literal["train", "validation"]
 
 TRAIN_EXAMPLES = 2**40
-"""Numbers of drawn training examples; a run never comes to their end."""
+"""Number of drawn training examples, which no run exhausts."""
 
 HELD_OUT_EXAMPLES = 4096
-"""Drawn examples of the held-out split, all of which are scored when train.eval_batches is null."""
+"""Number of drawn held-out examples, all of which are scored if train.eval_batches is null."""
 
 HELD_OUT_SHARE = 16
-"""One in so many different examples is held out."""
+"""One in this many distinct examples is held out."""
 
 ATTEMPTS = 2**14
-"""Draws before a split counts as empty: an example of a thousandth of the draws is missed once in 10^7 times."""
+"""Draws before a split counts as empty: if one draw in a thousand fits, that is wrong once in 10^7 times."""
 
 
 class Example(NamedTuple):
@@ -39,22 +40,22 @@ class Example(NamedTuple):
     tokens: Int64s
     """[n]: what the model reads."""
     labels: Int64s
-    """[n]: the answer expected after each token; -100 where there is none."""
+    """[n]: the answer expected after each token, or -100 if there is none."""
 
 
 class TaskConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
-    """Configure a task. Token 0 is padding, and part of no example that is not text."""
+    """Configure a task. Token 0 is padding, and occurs only in examples that are text."""
 
     name: str
     """Which task."""
     seed: NonNegativeInt = 0
-    """Which examples; tasks of different seeds are different tasks of one kind."""
+    """Selects the examples; different seeds give different tasks of one kind."""
 
     holds_out: ClassVar[bool] = True
-    """Whether it has examples to be evaluated on beside those to train on; without, all are for either."""
+    """Whether some examples are held out for evaluation; if not, all serve for both training and evaluation."""
 
     in_memory: ClassVar[bool] = False
-    """Whether its examples lie in memory by themselves, so that nobody need keep those that were read."""
+    """Whether its examples are in memory anyway, so that they need not be kept when they are read."""
 
     @property
     @abstractmethod
@@ -68,11 +69,11 @@ class TaskConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attrib
 
     @property
     def tokenizer_folder(self) -> Path | None:
-        """Return the folder of the tokenizer of its texts; None where the tokens are no text."""
+        """Return the folder of its tokenizer, or None if the tokens are not text."""
         return None
 
     def too_short(self, length: int) -> str:
-        """Say why samples of `length` tokens are too short for the longest example."""
+        """Return why samples of `length` tokens are too short for the longest example."""
         return (
             f"data.sequence_length {length} is too short for task {self.name}, whose longest example has "
             f"{self.longest} tokens; set it to {self.longest} or more, or make the task smaller"
@@ -88,22 +89,22 @@ class TaskConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attrib
 
     @abstractmethod
     def ask_otherwise(self, tokens: Int64s, draws: Draws) -> Int64s:
-        """Return the tokens [n] of an example, asked another random question about the same things.
+        """Return the tokens [n] of an example with a different random question about the same content.
 
-        Answers that are read stay what they are. Where there is nothing else to ask, the question stays, too.
+        Answers among the inputs stay unchanged. If there is nothing else to ask, the question stays, too.
         """
 
     def with_another_question(self, split: SplitName, number: int) -> Example:
-        """Return example `number` with its own labels and another question: what is right then was not read from it."""
+        """Return example `number` with its own labels but another question, to which its labels are not the answer."""
         tokens, labels = self.example(split, number)
         draws = Draws(derive_key("another question", self.name, self.seed, split, number))
         return Example(self.ask_otherwise(tokens, draws), labels)
 
     @property
     def fingerprint(self) -> str:
-        """Return sixteen hex digits: a hash of the configuration, and so of every example.
+        """Return sixteen hex digits that hash the configuration, which determines every example.
 
-        Keys that are None are left out, so that a task keeps its hash when it gets one more of them.
+        Keys that are None are left out, so that a new optional key does not change existing hashes.
         """
         return f"{derive_key(self.model_dump(exclude_none=True)):016x}"
 
@@ -111,12 +112,12 @@ class TaskConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attrib
 class DrawnTaskConfig(TaskConfig):
     """Configure a task whose examples are drawn at random, more than can be stored.
 
-    A hash of an example decides whether it is held out, for every seed alike. Draws that fall into the other split are
-    drawn again, so no example is ever in both.
+    A hash of an example decides whether it is held out, independently of the seed. Draws from the other split are
+    rejected, so no example is ever in both.
     """
 
     examples: PositiveInt | None = None
-    """Training examples, all of which are read once an epoch; null: new ones without end."""
+    """Number of training examples, all read once per epoch; null: endless new ones."""
 
     @abstractmethod
     def draw(self, draws: Draws) -> Example:
@@ -127,7 +128,7 @@ class DrawnTaskConfig(TaskConfig):
         return HELD_OUT_EXAMPLES if split == "validation" else self.examples or TRAIN_EXAMPLES
 
     def candidates(self, split: SplitName, number: int) -> Iterator[Example]:
-        """Yield draws for example `number`, of which the first that belongs to the split is taken."""
+        """Yield draws for example `number`; the first that belongs to the split is used."""
         for attempt in range(ATTEMPTS):
             yield self.draw(Draws(derive_key(self.name, self.seed, split, number, attempt)))
 
@@ -148,10 +149,10 @@ class DrawnTaskConfig(TaskConfig):
 
 
 def is_held_out(example: Example) -> bool:
-    """Return whether an example belongs to the held-out split, by its tokens alone."""
+    """Return whether an example belongs to the held-out split, judged by its tokens."""
     return derive_key("held out", example.tokens.astype("<i8").tobytes()) % HELD_OUT_SHARE == 0
 
 
 def answering(sequence: Int64s, is_answer: npt.NDArray[np.bool_]) -> Example:
-    """Return the example in which the tokens of `sequence` [n + 1] marked in `is_answer` [n + 1] are predicted."""
+    """Return the example that predicts the tokens of `sequence` [n + 1] marked in `is_answer` [n + 1]."""
     return Example(sequence[:-1], np.where(is_answer, sequence, IGNORED)[1:])
