@@ -1,4 +1,4 @@
-"""Build a decoder that is ready to be trained, in one call, by anybody's loop."""
+"""Build a decoder, ready to be trained by any training loop, in one call."""
 
 import torch
 
@@ -11,7 +11,7 @@ from plumbline.model.parameterization.multipliers import multipliers
 from plumbline.model.parameterization.table import parameter_table
 
 STANDARD = ParameterizationConfig(rule="sp")
-ANY = OptimizerSettings(lr=1.0, weight_decay=0.0, eps=1e-8)  # the first values depend on none of them
+ANY = OptimizerSettings(lr=1.0, weight_decay=0.0, eps=1e-8)  # the first values do not depend on these
 
 
 def build_decoder(
@@ -20,16 +20,16 @@ def build_decoder(
     seed: int = 1,
     device: str | torch.device | None = None,
 ) -> CausalLM:
-    """Return a decoder in fp32, in training mode, with the first values of a run of this seed.
+    """Return a decoder in fp32 and training mode, with the first values of a run with this seed.
 
     Args:
         config: its shape.
         parameterization: scales its forward pass and its first values.
         seed: `run.seed` of a run that starts from the same values.
-        device: where it goes; None: the first GPU, or the CPU where there is none.
+        device: its device; None means the first GPU, or the CPU if there is none.
 
     Raises:
-        ValueError: the model cannot be built so, or the parameterization does not fit it.
+        ValueError: the switches exclude each other, or the parameterization does not fit the model.
     """
     check_model(config)
     model = CausalLM(config, multipliers(config, parameterization))

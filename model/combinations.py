@@ -1,6 +1,6 @@
 """Refuse switches of a ModelConfig that exclude each other, and warn of combinations that have been seen to fail.
 
-A kind of block or attention states its own needs in its own file (`Block.needs`, `Attention.needs`).
+Each kind of block or attention states its own needs in its file (`Block.needs`, `Attention.needs`).
 """
 
 from plumbline.model.attention import ATTENTIONS, attention_kind
@@ -11,7 +11,7 @@ from plumbline.model.config import ModelConfig
 
 
 def check_model(config: ModelConfig) -> ModelConfig:
-    """Return the configuration, or refuse kinds that do not exist and switches that exclude each other.
+    """Return the configuration if its kinds exist and its switches do not exclude each other.
 
     Raises:
         ValueError: names the two keys, their values and what would fit.
@@ -39,5 +39,5 @@ def check_model(config: ModelConfig) -> ModelConfig:
 
 
 def cautions(config: ModelConfig) -> list[str]:
-    """Return what is allowed and has been seen to fail, a sentence each."""
+    """Return warnings, a sentence each, about settings that are allowed but have been seen to fail."""
     return block_kind(config).cautions(config)

@@ -2,8 +2,8 @@
 
 `family` names a whole set of switches at once (model/families.py); a switch given explicitly wins over its family.
 Shapes that follow from others (`head_dim`, `intermediate_size`, ...) are filled in here, so a validated
-`ModelConfig` never holds a "use the default" marker. Whether its block and its attention exist and fit together is for
-`combinations.check_model` to say, which knows them: they are built from this configuration.
+`ModelConfig` never holds a "use the default" marker. `combinations.check_model` checks that its block and its attention
+exist and fit together.
 """
 
 from typing import Any, Literal
@@ -18,12 +18,12 @@ GATED_MLPS = ("swiglu", "geglu")
 
 
 class ModelConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
-    """Hold everything that determines the decoder's function, except the parameterization's multipliers."""
+    """Configure everything that determines the decoder's function, except the parameterization's multipliers."""
 
     family: str = "qwen3"
-    """Named set of switches (docs/blocks.md). A key that is given wins over its family's."""
+    """Named set of switches (docs/blocks.md). Keys given explicitly override the family's."""
     vocab_size: int = Field(gt=0, le=2**31, json_schema_extra={"left_out": "the first corpus's or task's"})
-    """Rows of the embedding, one for each token id. A number above the corpus's pads it."""
+    """Rows of the embedding, one for each token id. A number larger than the corpus's pads it."""
     hidden_size: int = Field(gt=0, le=2**20)
     """Width of the residual stream, in channels."""
     num_hidden_layers: int = Field(gt=0, le=10_000)
@@ -53,14 +53,14 @@ class ModelConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attri
     """Normalise before the head. Without it only the loss limits the size of the logits: set objective.z_loss."""
     skip_gain: PositiveFloat = 1.0
     """Multiplies the residual stream wherever a branch is added to it, at the base depth; the parameterization takes
-    its m_L-th root, so that as much of the embedding is left at any depth."""
+    its m_L-th root, so that the same share of the embedding is left at any depth."""
     branch_gain: Literal["fixed", "scalar", "vector"] = "fixed"
     """What multiplies a branch: a constant, or one learned number for the branch or for each channel (LayerScale)."""
     branch_gain_init: PositiveFloat = 1.0
     """First value of the branch gain at the base depth; the parameterization multiplies by m_L^-depth_alpha. In a block
     whose branches end in a norm it is that norm's first gain."""
     embedding_projection: bool = False
-    """Put a square matrix after the embedding and another before the head, to take up outliers (arXiv 2506.19697)."""
+    """Add a square matrix after the embedding and another before the head, to absorb outliers (arXiv 2506.19697)."""
     position_embedding: Literal["rope", "learned"]
     """Rotary embedding of queries and keys, or a learned table added to the token embedding."""
     rope_theta: PositiveFloat = 10000.0
@@ -72,22 +72,21 @@ class ModelConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attri
     """MLP kind: gated SiLU, gated GELU, exact GELU, tanh-approximated GELU (as GPT-2), ReLU, squared ReLU, leaky ReLU
     of slope 1 - width^-1/2 (arXiv 2306.17759), xIELU with two learned numbers (arXiv 2411.13010)."""
     mlp_input_scale: PositiveFloat | None = None
-    """First value of a learned number that multiplies the MLP's inner activations before the nonlinearity. None: no
-    such number."""
+    """First value of a learned factor on the MLP's inner activations before the nonlinearity. None: no such factor."""
     parallel: bool = False
-    """Let attention and MLP read the same stream, and add both at once."""
+    """Let attention and MLP read the same stream, and add both outputs at once."""
     attention: str = "softmax"
     """The map over positions. softmax: the usual one; shaped: identity + softmax - uniform
     (arXiv 2306.17759); mixing: a fixed random matrix over positions (arXiv 2506.01115); pruned: softmax over the tokens
     that a layer has not learned to drop (arXiv 2305.15805)."""
     pruning_rank: PositiveInt = 64
-    """For `attention: pruned`: width of the vectors that vote on dropping, in channels."""
+    """For `attention: pruned`: width in channels of the vectors that decide what to drop."""
     shaped_gains: Literal["fixed", "learned"] = "fixed"
     """For `attention: shaped`: weights of the three parts, all 1, or learned for each head, the queries starting at
     zero (SAS)."""
     shaped_temperature: PositiveFloat | None = None
     """For `attention: shaped`: logits are divided by this times sqrt(hidden_size) as well, which keeps their noise per
-    layer at O(1/width). None: they are not."""
+    layer at O(1/width). None: no such division."""
     qk_norm: Literal["none", "head", "projection"]
     """RMSNorm of queries and keys before the rotary embedding: over each head, one gain vector for all heads (Qwen3),
     or over all heads at once (OLMo 2)."""
@@ -98,7 +97,7 @@ class ModelConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attri
     attn_logit_softcapping: PositiveFloat | None = None
     """Attention logits become cap * tanh(logits / cap). None: no cap. Needs [T, T] memory for each head."""
     attention_sink: bool = False
-    """Add a learned logit for each head to the softmax, which attends to nothing (gpt-oss). Needs [T, T] memory."""
+    """Add to each head's softmax a learned logit that attends to nothing (gpt-oss). Needs [T, T] memory."""
     attention_gate: Literal["none", "head", "elementwise"] = "none"
     """Sigmoid gate on the attention output before its projection (arXiv 2505.06708)."""
     value_residual: bool = False
@@ -114,22 +113,22 @@ class ModelConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attri
     tie_word_embeddings: bool
     """Use the embedding matrix as the unembedding as well."""
     sliding_window: int | None = Field(default=None, ge=2)
-    """Tokens that each token attends to: itself and those right before it; of itself alone, transformers keeps no
-    cache. None: the whole prefix."""
+    """Number of tokens that each token attends to: itself and those right before it; at least 2, since transformers
+    keeps no cache for a window of 1. None: the whole prefix."""
     document_mask: bool = False
     """Attend only within a document and restart positions at each document of a packed sequence."""
     final_logit_softcapping: PositiveFloat | None = None
     """Logits become cap * tanh(logits / cap). None: no cap."""
     dropout: NonNegativeFloat = Field(default=0.0, lt=1.0)
-    """Share of values that training drops from the embedding, the attention weights and the outputs of branches, of
-    which attention without a skip is none. Random mixing keeps its weights."""
+    """Share of values that training drops from the embedding, the attention weights and the outputs of branches
+    (attention without a skip is not a branch). Random mixing keeps its weights."""
     initializer_range: PositiveFloat = 0.02
     """Standard deviation of the initial weights at the base width; the parameterization scales it from there."""
 
     @model_validator(mode="before")
     @classmethod
     def _fill_in(cls, values: Any) -> Any:
-        """Complete what the user left out, from the family and from the shapes that were given."""
+        """Fill in missing keys from the family and the given shapes."""
         if not isinstance(values, dict):
             return values
         given = {key: value for key, value in values.items() if value is not None}

@@ -32,7 +32,7 @@ from plumbline.model.recomputation import run_block
 
 
 def _draw_orthogonal(shape: tuple[int, ...], _std: float, generator: torch.Generator) -> Tensor:
-    """Draw a matrix that keeps lengths, at every width."""
+    """Draw an orthogonal matrix, which preserves lengths at every width."""
     return nn.init.orthogonal_(torch.empty(shape), generator=generator)
 
 
@@ -63,7 +63,7 @@ class Decoder(nn.Module):
         self.norm = make_norm(config) if config.final_norm else nn.Identity()
         self.output_projection = nn.Linear(config.hidden_size, config.hidden_size, bias=False) if projects else None
         self.block_masks = False
-        """Whether training makes masks in blocks: whoever compiles the blocks may set it (block_sparse.py)."""
+        """Whether training uses block masks; may be set by the code that compiles the blocks (block_sparse.py)."""
 
     def forward(
         self,
@@ -73,9 +73,9 @@ class Decoder(nn.Module):
         cache: list[Any] | None = None,
         kept: KeptContext | None = None,
     ) -> Tensor:
-        """Run the blocks; `document_ids` and `positions` [B, T] matter only when the config masks documents.
+        """Run the blocks; `document_ids` and `positions` [B, T] only matter if the config masks documents.
 
-        `kept` takes the share of context that each pruning layer keeps.
+        `kept` collects the share of context that each pruning layer keeps.
         """
         past = cache[0].length if cache else 0
         if not self.config.document_mask:
@@ -90,11 +90,11 @@ class Decoder(nn.Module):
         return self.finish(x)
 
     def run(self, layer: nn.Module, x: Tensor, context: AttentionContext, cache: Any = None) -> Tensor:
-        """Run one block, parts of it again in the backward pass if it says so."""
+        """Run one block, with activation recomputation if configured."""
         return run_block(cast(Block, layer), layer, x, context, cache)  # type: ignore[no-any-return]
 
     def embed(self, input_ids: Tensor, positions: Tensor) -> Tensor:
-        """Return what enters the first block, [B, T, D]; `positions` [B or 1, T] matter where they are learned."""
+        """Return the input of the first block, [B, T, D]; `positions` [B or 1, T] matter if they are learned."""
         x = self.embed_tokens(input_ids)
         if self.embed_positions is not None:
             x = x + self.embed_positions(positions)
@@ -107,8 +107,8 @@ class Decoder(nn.Module):
     def context(
         self, x: Tensor, positions: Tensor, document_ids: Tensor | None = None, past: int = 0
     ) -> AttentionContext:
-        """Return what all blocks share on x [B, T, D], which enters the first of them, behind `past` cached tokens."""
-        in_blocks = self.block_masks and self.training  # evaluation has other shapes, each of which would be compiled
+        """Return what all blocks share for the first block's input x [B, T, D], after `past` cached tokens."""
+        in_blocks = self.block_masks and self.training  # evaluation has other shapes, which would all be compiled
         context = attention_context(self.config, positions, past, document_ids, x.dtype, in_blocks)
         if not self.config.value_residual:
             return context
@@ -117,13 +117,13 @@ class Decoder(nn.Module):
         return replace(context, first_values=attention.values(first.attention_input(x)))
 
     def finish(self, x: Tensor) -> Tensor:
-        """Return what leaves the last block, made ready for the head."""
+        """Return the output of the last block, prepared for the head."""
         x = cast(Tensor, self.norm(x))
         return x if self.output_projection is None else self.output_projection(x)
 
 
 class LanguageModelHead(nn.Module):
-    """Compute logits by the unembedding [V, D], or the loss in chunks when labels are given.
+    """Compute logits with the unembedding [V, D], or the loss in chunks if labels are given.
 
     The loss is computed inside this module's forward because ZeRO-3 gathers a parameter only while the module that
     owns it runs.
@@ -137,15 +137,16 @@ class LanguageModelHead(nn.Module):
         self.multiplier = multipliers.output
         self.cap = config.final_logit_softcapping
         self.on_chunk: LossesAndGradient = losses_and_gradient
-        """What is done with a chunk of logits in training: whoever compiles the blocks may set another."""
+        """Function applied to each chunk of logits in training; may be replaced by the code that compiles the
+        blocks."""
         self.chunk: int | None = None
-        """Tokens whose logits are alive at once; None: as many as suit the device."""
+        """Tokens whose logits are in memory at once; None chooses a number that suits the device."""
 
     def forward(self, hidden: Tensor, labels: Tensor | None, z_loss: float) -> Tensor | tuple[Tensor, Tensor]:
-        """Return logits [B, T, ..., V] in fp32 of hidden [B, T, ..., D]; with labels [B, T, ...] the loss instead.
+        """Return fp32 logits [B, T, ..., V] of hidden [B, T, ..., D], or, with labels [B, T, ...], the loss.
 
-        The loss is that of `linear_cross_entropy`, and beside it the cross-entropy, summed over B and T only: one
-        number for labels [B, T].
+        The loss is that of `linear_cross_entropy`, returned with the cross-entropy summed over B and T only: one number
+        for labels [B, T].
         """
         if self.multiplier != 1.0:
             hidden = hidden * self.multiplier
@@ -165,7 +166,7 @@ class LanguageModelHead(nn.Module):
 
 
 class CausalLM(nn.Module):
-    """Predict tokens: a decoder with its head. Weights hold nothing until `initialize` fills them."""
+    """Predict tokens with a decoder and its head. Weights are uninitialised until `initialize` fills them."""
 
     def __init__(self, config: ModelConfig, multipliers: Multipliers) -> None:
         super().__init__()
@@ -176,7 +177,7 @@ class CausalLM(nn.Module):
         self.tie_weights()
 
     def tie_weights(self) -> None:
-        """Make the head's matrix the embedding's, if the config says so; needed again after either is replaced."""
+        """Share the embedding's matrix with the head if the config says so; needed again after replacing either."""
         if self.config.tie_word_embeddings:
             self.lm_head.weight = cast(nn.Parameter, self.model.embed_tokens.weight)
 
@@ -194,21 +195,21 @@ class CausalLM(nn.Module):
         pruning_weight: float = 0.0,
         cache: list[Any] | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """Return logits [B, T, V] in fp32; with labels [B, T], (summed loss, summed cross-entropy) in nats instead.
+        """Return fp32 logits [B, T, V], or, with labels [B, T], (summed loss, summed cross-entropy) in nats.
 
-        The loss is cross-entropy + z_loss logsumexp(logits)^2 + pruning_weight x the share of context kept of the row,
-        averaged over layers, for each valid label.
+        The loss of each valid label is cross-entropy + z_loss logsumexp(logits)^2 + pruning_weight x the share of
+        context that its row keeps, averaged over layers.
         """
         kept = KeptContext([])
         hidden = self.model(input_ids, document_ids, positions, cache, kept)
         if labels is None or not kept.shares:
             return self.lm_head(hidden, labels, z_loss)  # type: ignore[no-any-return]
         loss, cross_entropy = self.lm_head(hidden, labels, z_loss)
-        shares = torch.stack(kept.shares).mean(0)  # (B): rows apart, or the price would depend on how they are batched
+        shares = torch.stack(kept.shares).mean(0)  # (B): per row, so that the price does not depend on the batching
         return loss + pruning_weight * ((labels >= 0).sum(1) * shares).sum(), cross_entropy
 
     def logits(self, batch: Mapping[str, Any]) -> Tensor:
-        """Return what is predicted after each token of a batch, of which only input_ids must be there: [B, T, V]."""
+        """Return the logits [B, T, V] of a batch, of which only `input_ids` is required."""
         context: dict[str, Any] = {name: batch.get(name) for name in ("document_ids", "positions")}
         return cast(Tensor, self.predict(batch["input_ids"], **context))
 
@@ -218,6 +219,6 @@ class CausalLM(nn.Module):
         return self.predict(batch["input_ids"], **context)[1]
 
     def new_cache(self, batch: int, capacity: int) -> list[Any]:
-        """Return an empty cache for sequences of up to `capacity` tokens, of the kind that the attention keeps."""
+        """Return an empty cache, of the attention's kind, for sequences of up to `capacity` tokens."""
         kind = attention_kind(self.config)
         return [kind.new_cache(self.config, batch, capacity, self.lm_head.weight) for _ in self.model.layers]

@@ -1,4 +1,4 @@
-"""Define what each `model.family` means: a set of switches. One that is given explicitly wins over its family's."""
+"""Define each `model.family` as a set of switches. Switches given explicitly override the family's."""
 
 from typing import Any
 
@@ -61,7 +61,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "branch_gain": "scalar",
         "branch_gain_init": 0.1,
     },
-    # Norm-free, held together by the shape of attention and activation alone (arXiv 2306.17759)
+    # Norm-free, stabilised only by the shape of attention and activation (arXiv 2306.17759)
     "shaped": {
         **QWEN3,
         "block": "norm_free",
@@ -72,6 +72,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "skip_gain": 2**-0.5,
         "branch_gain_init": 2**-0.5,
     },
-    # Attention that is fixed at initialisation and looks at no token (arXiv 2506.01115)
+    # Attention that is fixed at initialisation and ignores the tokens (arXiv 2506.01115)
     "mixit": {**QWEN3, "attention": "mixing", "mlp": "shaped_relu", "qk_norm": "none"},
 }

@@ -16,10 +16,10 @@ def training_flops_per_token(config: ModelConfig, sequence_length: int, objectiv
     """Return the training FLOPs for one token of text: 6 N + 12 L H Q T (PaLM, arXiv 2204.02311, appendix B).
 
     N counts the elements of all matrices and of the head, without the embedding look-ups, as often as the objective
-    uses them (`Work`); a frozen matrix has no gradient of its own and takes 4 in place of 6. The attention term counts
-    the full T x T square, as nanoGPT and torchtitan do, although a causal kernel computes half of it, and a slot of a
-    thought as a token; 12 is `map_flops`. Recomputation under activation checkpointing is not counted (that would be
-    HFU), nor are the first block's values a second time for model.value_residual, nor votes of pruned attention.
+    uses them (`Work`); a frozen matrix needs no weight gradient and counts 4 instead of 6. The attention term counts
+    the full T x T square, as nanoGPT and torchtitan do, although a causal kernel computes half of it, and counts a slot
+    of a thought as a token; 12 is `map_flops`. Not counted are recomputation under activation checkpointing (that would
+    be HFU), the repeated values of the first block for model.value_residual, and the votes of pruned attention.
     """
     work = objective.work(sequence_length)
     own = {name: tensor for name, tensor in model_tensors(config, objective).items() if name.startswith("objective.")}
@@ -31,6 +31,6 @@ def training_flops_per_token(config: ModelConfig, sequence_length: int, objectiv
 
 
 def _products(tensors: Mapping[str, ModelTensor], config: ModelConfig) -> int:
-    """Return the operations of training with the matrices among these tensors, for one token."""
+    """Return the training FLOPs per token of the matrices among these tensors."""
     matrices = [tensor for tensor in tensors.values() if tensor.rule.role in MATRICES]
     return sum(math.prod(tensor.shape) * (6 if tensor.rule.trains(config) else 4) for tensor in matrices)

@@ -10,17 +10,16 @@ from plumbline.model.decoder import CausalLM
 from plumbline.model.sampling import check_room, check_sampling
 
 Reader = Callable[[Tensor], Tensor]
-"""Reads the next tokens [B, T] of each row, behind all that it has read before; returns the logits that follow them,
-[B, V]."""
+"""Reads the next tokens [B, T] of each row, after all that it has read before; returns the next-token logits [B, V]."""
 
 
 def sample_token(
     logits: Tensor, temperature: float, top_k: int | None, top_p: float | None, generator: torch.Generator | None
 ) -> Tensor:
-    """Draw one token id for each row of logits [B, V]; temperature 0 is greedy. Returns [B].
+    """Draw one token id [B] for each row of logits [B, V]; temperature 0 is greedy.
 
     Raises:
-        ValueError: the logits are no distribution.
+        ValueError: the logits do not form a distribution.
     """
     if not torch.isfinite(logits.logsumexp(-1)).all():
         raise ValueError("the logits of the next token are nan or inf: the model overflows; try --dtype fp32")
@@ -32,7 +31,7 @@ def sample_token(
         logits = logits.masked_fill(logits < cutoff, -torch.inf)
     if top_p is not None:
         ordered, order = logits.sort(dim=-1, descending=True)
-        before = ordered.softmax(-1).cumsum(-1) - ordered.softmax(-1)  # mass of the likelier tokens
+        before = ordered.softmax(-1).cumsum(-1) - ordered.softmax(-1)  # probability of all likelier tokens
         drop = torch.zeros_like(logits, dtype=torch.bool).scatter(-1, order, before >= top_p)
         logits = logits.masked_fill(drop, -torch.inf)
     return torch.multinomial(logits.softmax(-1), 1, generator=generator).squeeze(-1)
@@ -44,7 +43,7 @@ def cached_reader(model: CausalLM, rows: int, capacity: int) -> Reader:
     cache = model.new_cache(rows, capacity)
 
     def read(tokens: Tensor) -> Tensor:
-        states = model.model(tokens, cache=cache)[:, -1:]  # (B, 1, D): logits of a whole prompt are not needed
+        states = model.model(tokens, cache=cache)[:, -1:]  # (B, 1, D): only the last logits of a prompt are needed
         logits: Tensor = model.lm_head(states, None, 0.0)[:, -1]
         return logits
 
@@ -90,24 +89,24 @@ def continue_together(
     top_p: float | None = None,
     stop_at: int | None = None,
 ) -> Iterator[list[int | None]]:
-    """Yield step by step what each prompt is continued with; None for one that is still read, or has ended.
+    """Yield, step by step, the next token of each prompt, or None if it is still being read or has ended.
 
-    Prompts of different lengths need no padding: of each as many tokens as the shortest one has are read at once, and
-    from there on one token of each row at a step, of its prompt as long as there is some, and then the one that it
-    said. So attention of any kind sees of a row what it would see of it alone.
+    Prompts of different lengths need no padding: as many tokens as the shortest prompt has are read at once, then each
+    step reads one token per row, from its prompt while that lasts, then the token just generated. So any kind of
+    attention sees each row exactly as if it were alone.
 
     Args:
-        read: reads all rows, from their first tokens on.
+        read: reads all rows, starting from their first tokens.
         prompts: token ids, at least one each.
-        max_new_tokens: of each row, at most.
-        generators: of random numbers, one for each row, so that what a row says does not depend on the others.
-        temperature: see `sample_token`, with the rest.
-        top_k: see there.
-        top_p: see there.
+        max_new_tokens: most new tokens per row.
+        generators: random generators, one per row, so that rows do not depend on each other.
+        temperature: see `sample_token`.
+        top_k: see `sample_token`.
+        top_p: see `sample_token`.
         stop_at: the token that ends a row.
 
     Raises:
-        ValueError: the logits of a row that speaks are no distribution.
+        ValueError: the logits of a generating row do not form a distribution.
     """
     shortest, longest = min(map(len, prompts)), max(map(len, prompts))
     device = generators[0].device
@@ -123,7 +122,7 @@ def continue_together(
                 following[row] = prompt[place]
             elif speaks and likeliest is not None and likeliest[row] >= 0:
                 following[row] = likeliest[row]
-            elif speaks:  # raises where there is no likeliest token
+            elif speaks:  # raises if there is no likeliest token
                 drawn = sample_token(logits[row : row + 1], temperature, top_k, top_p, generators[row])
                 following[row] = int(drawn.item())
             said.append(following[row] if speaks else None)
@@ -135,7 +134,7 @@ def continue_together(
 
 
 def _likeliest(logits: Tensor) -> list[int]:
-    """Return the likeliest token of each row of logits [B, V], -1 where they are no distribution: waits but once."""
+    """Return the likeliest token of each row of logits [B, V], or -1 if they are invalid, in one device transfer."""
     return torch.where(logits.logsumexp(-1).isfinite(), logits.argmax(-1), -1).tolist()
 
 
@@ -147,11 +146,11 @@ def check_request(
     top_k: int | None,
     top_p: float | None,
 ) -> None:
-    """Refuse what cannot be continued.
+    """Refuse prompts that cannot be continued and invalid sampling options.
 
     Raises:
-        ValueError: the prompt is empty, prompt and continuation exceed the model's max_position_embeddings, or a
-            sampling option is outside its range.
+        ValueError: the prompt is empty, prompt and continuation exceed max_position_embeddings, or a sampling option is
+            out of range.
     """
     check_room(config.max_position_embeddings, prompt.size(1), max_new_tokens)
     check_sampling(temperature, top_k, top_p)

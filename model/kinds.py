@@ -1,4 +1,4 @@
-"""Find a kind (of block, attention, ...) by its name, and check what it asks of other switches."""
+"""Find a kind (of block, attention, ...) by name, and check its requirements on other switches."""
 
 import difflib
 from collections.abc import Iterable, Mapping
@@ -10,18 +10,18 @@ Kind = TypeVar("Kind")
 
 @dataclass(frozen=True)
 class Need:
-    """State which values of other switches a kind can be combined with."""
+    """State with which values of other switches a kind can be combined."""
 
     fitting: Mapping[str, tuple[Any, ...]]
-    """Switch of the ModelConfig -> its values that fit."""
+    """Switch of the ModelConfig -> the values that fit."""
     why: str
     """The reason, as a sentence about the kind: "mixes the whole prefix"."""
 
     def check(self, what: str, config: object) -> None:
-        """Refuse a configuration with a value that does not fit.
+        """Refuse a configuration that has a value that does not fit.
 
         Args:
-            what: key and value that ask: "attention = mixing".
+            what: the key and value with this requirement: "attention = mixing".
             config: the configuration with the switches.
 
         Raises:
@@ -38,12 +38,12 @@ def kind_named(kinds: Mapping[str, Kind], key: str, name: str) -> Kind:
     """Return the kind of this name.
 
     Args:
-        kinds: the known ones by name.
-        key: the configuration's key that chose it.
-        name: what was chosen.
+        kinds: the known kinds by name.
+        key: the configuration key that names it.
+        name: the configured name.
 
     Raises:
-        ValueError: there is no such kind; the message has the nearest name, or all of them.
+        ValueError: there is no such kind; the message suggests the nearest name, or lists all.
     """
     if name in kinds:
         return kinds[name]
@@ -53,11 +53,11 @@ def kind_named(kinds: Mapping[str, Kind], key: str, name: str) -> Kind:
 
 
 def state_anew(kind: type, base: type, flags: Iterable[str]) -> None:
-    """Give a kind the flags of the base, where its own class does not state them: what another kind can do it may not.
+    """Reset the flags that a kind does not set itself to the base's, so that none is inherited from another kind.
 
     Args:
         kind: a class below `base`.
-        base: what every kind is.
+        base: the common base of all kinds.
         flags: names of class attributes.
     """
     for flag in flags:

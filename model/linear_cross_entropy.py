@@ -1,13 +1,12 @@
 """Compute unembedding and cross-entropy in one step, without ever holding the full [tokens, vocab_size] logits.
 
-The logits of a chunk of tokens are formed, turned into their loss and their gradient, and dropped before the next
-chunk; the backward pass only scales the gradients that are already there. That is three matrix products in total, as
-many as the ordinary way (recomputing the logits in the backward pass would cost a fourth). One implementation serves
-every supported torch, soft cap and z-loss included, which `torch.nn.functional.linear_cross_entropy` does not offer.
+The logits of a chunk of tokens are computed, turned into their loss and gradient, and dropped before the next chunk;
+the backward pass only scales the stored gradients. That takes three matrix products in total, as many as usual
+(recomputing the logits in the backward pass would cost a fourth). One implementation serves every supported torch,
+including soft cap and z-loss, which `torch.nn.functional.linear_cross_entropy` lacks.
 
-What becomes of a chunk of logits is written twice: for torch as it runs, which keeps few tensors by writing over them,
-and for its compiler, which passes over them once or twice however many steps there are. Whoever builds the model says
-which.
+The processing of a chunk of logits is written twice: for eager torch, with in-place operations to save memory, and for
+its compiler, which fuses all steps into one or two passes. The code that builds the model chooses.
 """
 
 from collections.abc import Callable
@@ -18,14 +17,14 @@ from torch import Tensor
 
 IGNORED = -100
 CHUNK_ELEMENTS = 2**25  # logits alive at once: 128 MiB in fp32
-TILE = 128  # rows of a matrix that a GPU multiplies at once
+TILE = 128  # rows of a GPU's matrix-product tile
 LossesAndGradient = Callable[[Tensor, Tensor, float | None, float], tuple[Tensor, Tensor, Tensor]]
-"""What becomes of a chunk: of logits, labels, cap and z-loss, as `losses_and_gradient` has them."""
+"""Processes a chunk, given logits, labels, cap and z-loss, as `losses_and_gradient` does."""
 LEAST_ON_GPU = 4096
-"""Tokens of a chunk on a GPU, whatever the vocabulary.
+"""Fewest tokens of a chunk on a GPU, whatever the vocabulary.
 
-A chunk reads the unembedding twice and adds to its whole gradient, 12 bytes for each element in bf16, however few its
-tokens. When it was 16, 16,384 tokens of width 768 and GPT-2's vocabulary took an H200 9.5 ms in chunks of 2,048, 8.3 of
+However few its tokens, a chunk reads the unembedding twice and updates its whole gradient, 12 bytes per element in
+bf16. When it was 16, 16,384 tokens of width 768 and GPT-2's vocabulary took an H200 9.5 ms in chunks of 2,048, 8.3 of
 4,096 and 7.9 of 8,192, and 0.9, 1.5 and 2.7 GB (docs/performance.md).
 """
 
@@ -53,8 +52,8 @@ def linear_cross_entropy(
         labels: target ids [N]; -100 is ignored.
         cap: soft cap on the logits.
         z_loss: coefficient of logsumexp(logits)^2 (PaLM, arXiv 2204.02311 section 5), added to the loss.
-        on_chunk: what is done with a chunk of logits where there are gradients; None: `losses_and_gradient`.
-        chunk: tokens whose logits are alive at once; None: as many as suit the device.
+        on_chunk: processes a chunk of logits if gradients are needed; None means `losses_and_gradient`.
+        chunk: tokens whose logits are in memory at once; None chooses a number that suits the device.
 
     Returns:
         The sum over valid tokens of cross-entropy + z-loss (differentiable, fp32, nats), a scalar; and the
@@ -62,7 +61,7 @@ def linear_cross_entropy(
         the valid tokens of the global batch.
     """
     device = hidden.device.type
-    if torch.is_autocast_enabled(device):  # the products below are outside autograd's view, so cast for them here
+    if torch.is_autocast_enabled(device):  # the products below are invisible to autograd, so cast here
         dtype = torch.get_autocast_dtype(device)
         hidden, weight = hidden.to(dtype), weight.to(dtype)
     if chunk is None:
@@ -77,32 +76,32 @@ def linear_cross_entropy(
 
 
 def chunk_tokens(vocab_size: int, on_gpu: bool) -> int:
-    """Return the tokens whose logits are alive at once; on a GPU whole tiles of its matrix products."""
+    """Return the number of tokens per chunk; on a GPU, whole tiles of its matrix products."""
     tokens = max(1, CHUNK_ELEMENTS // vocab_size)
     return max(tokens - tokens % TILE, LEAST_ON_GPU) if on_gpu else tokens
 
 
 def _targets(labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Return which labels are ignored, and the labels with class 0 in their place, both [n, 1]."""
+    """Return which labels are ignored, and the labels with those replaced by class 0, both [n, 1]."""
     ignored = (labels == IGNORED)[:, None]
     return ignored, labels[:, None].masked_fill(ignored, 0)
 
 
 def _losses(capped: Tensor, labels: Tensor, z_loss: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return summed loss, cross-entropy [n], log Z [n, 1] and the probabilities that take the place of capped logits.
+    """Return summed loss, cross-entropy [n], log Z [n, 1] and the probabilities, which overwrite the capped logits.
 
-    With the largest logit m, p its probability and Z the normaliser of softmax, log Z = m - log p, so one pass of
-    exponentials serves loss and gradient.
+    With m the largest logit, p its probability and Z the softmax normaliser, log Z = m - log p, so one pass of
+    exponentials serves both loss and gradient.
     """
     ignored, target = _targets(labels)
     largest = capped.amax(-1, keepdim=True)
     short = largest - capped.gather(1, target)
-    # Not exp_() and log(): on CPUs torch hands them to MKL, whose first call in a thread can round differently
+    # Not exp_() and log(): on CPUs torch calls MKL for them, whose first call in a thread can round differently
     probabilities = torch.softmax(capped, -1, out=capped)
     log_largest = torch.xlogy(1.0, probabilities.amax(-1, keepdim=True))
     cross_entropy = (short - log_largest).masked_fill(ignored, 0.0)
     log_z = largest - log_largest
-    # Not those of log_z[~ignored]: how many there are is for the device to know, and the host would wait for it
+    # Not log_z[~ignored]: its size is only known on the device, so the host would have to wait
     squares = log_z.square().masked_fill(ignored, 0.0)
     return cross_entropy.sum() + z_loss * squares.sum(), cross_entropy[:, 0], log_z, probabilities
 
@@ -112,9 +111,9 @@ def losses_and_gradient(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return summed loss, cross-entropy [n] and d loss / d logits [n, vocab_size] of a chunk of raw logits.
 
-    The gradient has the dtype of the logits, and is there for ignored labels as well; all else is in fp32. By hand,
-    since it may write over the logits: autograd would hold three tensors of this size where this needs one.
-    With p = softmax(capped) and Z its normaliser, d loss / d capped = p (1 + 2 z_loss log Z) - onehot(label).
+    The gradient has the dtype of the logits and is also computed for ignored labels; all else is in fp32. It is written
+    by hand so that it can overwrite the logits: autograd would keep three tensors of this size instead of one. With p =
+    softmax(capped) and Z its normaliser, d loss / d capped = p (1 + 2 z_loss log Z) - onehot(label).
     """
     capped = soft_cap(logits.float(), cap)
     slope = None if cap is None else 1 - (capped / cap).square()  # the derivative of the cap
@@ -129,7 +128,7 @@ def losses_and_gradient(
 
 
 def in_one_pass(logits: Tensor, labels: Tensor, cap: float | None, z_loss: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Return what `losses_and_gradient` does, with nothing that keeps a compiler from fusing all of it."""
+    """Compute the same as `losses_and_gradient`, in a form that a compiler can fuse completely."""
     capped = soft_cap(logits.float(), cap)
     log_z = capped.logsumexp(-1, keepdim=True)
     ignored, target = _targets(labels)
@@ -143,7 +142,7 @@ def in_one_pass(logits: Tensor, labels: Tensor, cap: float | None, z_loss: float
 
 
 def compiled_losses_and_gradient() -> LossesAndGradient:
-    """Return `in_one_pass`, compiled for each shape that it meets."""
+    """Return `in_one_pass`, compiled for each shape that occurs."""
     return torch.compile(in_one_pass, dynamic=False)
 
 
@@ -171,19 +170,19 @@ class _LinearCrossEntropy(torch.autograd.Function):
             loss, cross_entropy, grad_logits = on_chunk(h @ weight.T, y, cap, z_loss)
             total += loss
             each.copy_(cross_entropy)
-            # Left out of rows as wide as the model, not of those of grad_logits, which are as wide as the vocabulary
+            # Mask the rows of width hidden_size, not those of grad_logits, which are as wide as the vocabulary
             ignored = (y == IGNORED)[:, None]
             torch.mm(grad_logits, weight, out=grad_h)
             grad_h.masked_fill_(ignored, 0.0)
             grad_weight = _add_product(grad_weight, grad_logits.T, h.masked_fill(ignored, 0.0))
         assert grad_weight is not None, "an empty batch has no loss"
-        ctx.gradients = [grad_hidden, grad_weight.to(weight.dtype)]  # not saved for backward, which would keep them
+        ctx.gradients = [grad_hidden, grad_weight.to(weight.dtype)]  # save_for_backward would keep them alive
         ctx.mark_non_differentiable(nats)
         return total, nats
 
     @staticmethod
     def backward(ctx: Any, grad_loss: Tensor, _grad_cross_entropy: Tensor) -> tuple[Tensor | None, ...]:
-        """Scale the stored gradients and hand them out, once: a copy would be as large as the unembedding."""
+        """Scale the stored gradients in place and return them, once: a copy would be as large as the weight."""
         if not ctx.gradients:
             raise RuntimeError("linear_cross_entropy hands its gradients out once; compute the loss again")
         grad_weight, grad_hidden = ctx.gradients.pop(), ctx.gradients.pop()
@@ -193,10 +192,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
 
 def _add_product(total: Tensor | None, left: Tensor, right: Tensor) -> Tensor:
-    """Return left [V, n] times right [n, D], added to the total [V, D] if there is one, in place; fp32.
+    """Return the fp32 product of left [V, n] and right [n, D], added in place to the total [V, D] if there is one.
 
-    On a GPU of NVIDIA's the matrix product itself adds to the total, in its accumulators: a product in bf16 would be
-    rounded, written, and read again.
+    On NVIDIA GPUs the matrix product accumulates into the total directly; a separate bf16 product would be rounded,
+    written, and read again.
     """
     if torch.version.cuda is not None and left.is_cuda and left.dtype == torch.bfloat16:
         if total is None:
@@ -209,8 +208,8 @@ def _add_product(total: Tensor | None, left: Tensor, right: Tensor) -> Tensor:
 def _scale(gradient: Tensor, scale: Tensor) -> None:
     """Multiply a gradient [n, m] by a scalar in fp32, in place, rounded once.
 
-    A scale in bf16 would be wrong by up to 0.4 %, and the whole gradient with it: 1 over the number of targets is no
-    power of two where labels are ignored. In pieces, because a large matrix in fp32 is memory at the peak of a step.
+    A bf16 scale could be off by 0.4 %, and the whole gradient with it, since 1 over the number of targets need not be a
+    power of two if labels are ignored. Works in pieces, because an fp32 copy would add to the peak memory of a step.
     """
     for part in gradient.split(max(1, CHUNK_ELEMENTS // gradient.size(1))):
-        part.mul_(scale[None, None])  # by a scalar torch would compute in the dtype of the gradient
+        part.mul_(scale[None, None])  # with a plain scalar, torch would compute in the gradient's dtype

@@ -1,4 +1,4 @@
-"""Apply the MLP branch: gated (SwiGLU, GeGLU) or plain (GELU, ReLU and its square, shaped ReLU, xIELU)."""
+"""Define the MLP branch: gated (SwiGLU, GeGLU) or plain (GELU, ReLU, squared ReLU, shaped ReLU, xIELU)."""
 
 import math
 from collections.abc import Callable
@@ -34,7 +34,7 @@ def _trains(model: ModelConfig) -> bool:
 
 
 class ShapedReLU(nn.Module):
-    """Apply a leaky ReLU of slope 1 - 1/sqrt(width) that keeps the second moment (arXiv 2306.17759, section 3)."""
+    """Apply a leaky ReLU of slope 1 - 1/sqrt(width) that preserves the second moment (arXiv 2306.17759, section 3)."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class XIELU(nn.Module):
     """
 
     BETA, EPS = 0.5, -1e-6
-    tensors = (  # softplus makes 0.8 of both
+    tensors = (  # for which softplus gives 0.8 in both formulas
         TensorRule("alpha_p", "hidden_scalar", start=math.log(math.expm1(0.8)), trains=_trains),
         TensorRule("alpha_n", "hidden_scalar", start=math.log(math.expm1(0.8 - BETA)), trains=_trains),
     )

@@ -1,4 +1,4 @@
-"""Build normalisation layers: PyTorch's own or the single-scale one, as the config says."""
+"""Build normalisation layers according to the config: PyTorch's own or the single-scale one."""
 
 from collections.abc import Callable
 

@@ -1,6 +1,7 @@
-"""Keep less of a block for the backward pass, and compute it again there: gradients stay the same to the last bit.
+"""Recompute activations of blocks in the backward pass instead of storing them; gradients stay bitwise the same.
 
-Only where autocast rounds a weight that is used more than once, `selective` adds up its gradient in another rounding.
+The only exception is `selective` with a weight that autocast rounds and that is used more than once: its gradient is
+summed with different rounding.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,8 +15,8 @@ from plumbline.model.blocks.kind import Block
 
 Result = TypeVar("Result")
 Recomputed = Literal["none", "selective", "full"] | int
-"""What is computed again. selective: of every block all but matrix products and attention; full: every block; n: every
-n-th block."""
+"""What is recomputed. selective: everything but matrix products and attention, in every block; full: every block; n:
+every n-th block."""
 
 _ATEN = torch.ops.aten
 KEPT = [
@@ -31,11 +32,11 @@ KEPT = [
         _ATEN._scaled_dot_product_cudnn_attention,
     )
 ]
-"""Operators whose results `selective` keeps: nearly all of a block's time, and less than half of its memory."""
+"""Operators whose results `selective` stores: nearly all of a block's time, and less than half of its memory."""
 
 
 def recompute(blocks: Sequence[Block], recomputed: Recomputed) -> None:
-    """Make blocks, in the order of the model, compute again in the backward pass what `recomputed` says."""
+    """Configure which blocks, given in the order of the model, recompute what in the backward pass."""
     for number, block in enumerate(blocks, start=1):
         if isinstance(recomputed, int):
             block.recomputed = "none" if number % recomputed else "full"
@@ -44,9 +45,9 @@ def recompute(blocks: Sequence[Block], recomputed: Recomputed) -> None:
 
 
 def run_block(block: Block, function: Callable[..., Result], *arguments: Any) -> Result:
-    """Return what a function that runs a block makes of its arguments; recompute of it what the block says.
+    """Call a function that runs a block, with the block's recomputation.
 
-    Results by which gradients are to flow are arguments and results of the function, and nothing else.
+    Tensors through which gradients should flow must be arguments or results of the function.
     """
     if block.recomputed == "none" or not block.training:
         return function(*arguments)
@@ -58,10 +59,10 @@ def run_block(block: Block, function: Callable[..., Result], *arguments: Any) ->
 
 
 def _rounding_anew(function: Callable[..., Result], device: str, *arguments: Any) -> Result:
-    """Return what a function makes of its arguments, without the weights that autocast has rounded and kept.
+    """Call a function without autocast's cache of rounded weights.
 
-    Who uses a weight more than once finds it there from the second time on, but not in the backward pass, which would
-    run other operators than before. Selective checkpoints refuse that.
+    With the cache, the second use of a weight skips the rounding, but not when it is recomputed in the backward pass,
+    which would then run different operators. Selective checkpointing refuses that.
     """
     if not torch.is_autocast_enabled(device):
         return function(*arguments)

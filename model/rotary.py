@@ -11,8 +11,8 @@ def rotary_tables(
 ) -> tuple[Tensor, Tensor]:
     """Return cosines and signed sines for integer `positions` [B or 1, T], fp32 [B or 1, 1, T, head_dim] each.
 
-    Computed in fp32 at every forward and never stored as a buffer: a buffer would be rounded when the model is cast
-    to bf16, and bf16 wavelengths are wrong by up to a whole turn at long range.
+    They are computed in fp32 in every forward pass and never stored as a buffer, which would be rounded when the model
+    is cast to bf16: bf16 wavelengths are off by up to a whole turn at long range.
     """
     frequencies, magnitude = rotary_frequencies(head_dim, theta, scaling, positions.device)
     angles = positions[:, None, :, None].float() * frequencies
@@ -25,7 +25,7 @@ def rotary_tables(
 def rotary_frequencies(
     head_dim: int, theta: float, scaling: RopeScaling | None, device: torch.device | None = None
 ) -> tuple[Tensor, float]:
-    """Return the radians per token of each pair, fp32 [head_dim / 2], and what cosines and sines are multiplied by."""
+    """Return the radians per token of each pair, fp32 [head_dim / 2], and the factor on cosines and sines."""
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device=device) / head_dim
     frequencies = theta**-exponents
     return (frequencies, 1.0) if scaling is None else (scaling.stretch(frequencies, theta), scaling.magnitude)
@@ -34,8 +34,8 @@ def rotary_frequencies(
 def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate queries or keys [B, H, T, head_dim] by the tables of `rotary_tables`, in x's dtype.
 
-    The sign of the rotation is in the table, so the halves only trade places: a single copy, forward and backward.
+    The sign of the rotation is in the table, so the halves only swap: a single copy, forward and backward.
     """
-    halves = x.view(*x.shape[:-1], 2, -1)  # splitting the last dimension needs no copy, whatever the strides
+    halves = x.view(*x.shape[:-1], 2, -1)  # splitting the last dimension never needs a copy
     swapped = halves.flip(-2).flatten(-2)
     return x * cos + swapped * sin

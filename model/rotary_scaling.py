@@ -1,7 +1,7 @@
-"""Stretch rotary positions beyond the length that a model was trained on: linear, Llama 3's and YaRN's rules.
+"""Stretch rotary positions beyond the training length with the rules linear, Llama 3 and YaRN.
 
-Each rule turns the frequencies of `rotary.py` into others. Keys are those of transformers' `rope_parameters`, so a
-stock configuration is taken over, and exported, as it is.
+Each rule changes the frequencies of `rotary.py`. Keys are those of transformers' `rope_parameters`, so stock
+configurations are imported and exported unchanged.
 """
 
 import math
@@ -19,7 +19,7 @@ class LinearScaling(BaseModel, extra="forbid", frozen=True, strict=True, use_att
     rope_type: Literal["linear"]
     """Which rule."""
     factor: float = Field(ge=1.0)
-    """What frequencies are divided by: how many times longer sequences become."""
+    """Divisor of the frequencies: how many times longer sequences become."""
 
     def stretch(self, frequencies: Tensor, theta: float) -> Tensor:  # noqa: ARG002 - of all rules alike
         """Return the frequencies [head_dim / 2], radians per token, of a base wavelength `theta`, scaled."""
@@ -27,21 +27,21 @@ class LinearScaling(BaseModel, extra="forbid", frozen=True, strict=True, use_att
 
     @property
     def magnitude(self) -> float:
-        """Return what cosines and sines are multiplied by."""
+        """Return the factor on cosines and sines."""
         return 1.0
 
 
 class Llama3Scaling(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
-    """Divide low frequencies, keep high ones, and pass smoothly from one to the other (Llama 3.1)."""
+    """Divide low frequencies and keep high ones, with a smooth transition (Llama 3.1)."""
 
     rope_type: Literal["llama3"]
     """Which rule."""
     factor: float = Field(ge=1.0)
-    """What low frequencies are divided by."""
+    """Divisor of low frequencies."""
     low_freq_factor: PositiveFloat
-    """A frequency that turns fewer times than this in the original length is low."""
+    """Frequencies with fewer turns than this in the original length are low."""
     high_freq_factor: PositiveFloat
-    """One that turns more often than this is high."""
+    """Frequencies with more turns than this in the original length are high."""
     original_max_position_embeddings: PositiveInt
     """Longest sequence before the scaling, in tokens."""
 
@@ -62,12 +62,12 @@ class Llama3Scaling(BaseModel, extra="forbid", frozen=True, strict=True, use_att
 
     @property
     def magnitude(self) -> float:
-        """Return what cosines and sines are multiplied by."""
+        """Return the factor on cosines and sines."""
         return 1.0
 
 
 class YarnScaling(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
-    """Divide low frequencies, keep high ones, with a ramp over dimensions between, and sharpen attention (YaRN).
+    """Divide low frequencies and keep high ones, with a ramp over dimensions in between, and sharpen attention (YaRN).
 
     arXiv 2309.00071, sections 3.2 to 3.4.
     """
@@ -75,15 +75,15 @@ class YarnScaling(BaseModel, extra="forbid", frozen=True, strict=True, use_attri
     rope_type: Literal["yarn"]
     """Which rule."""
     factor: float = Field(ge=1.0)
-    """What low frequencies are divided by."""
+    """Divisor of low frequencies."""
     original_max_position_embeddings: PositiveInt
     """Longest sequence before the scaling, in tokens."""
     beta_fast: PositiveFloat = 32.0
-    """Turns in the original length from which on a frequency is kept."""
+    """Turns in the original length at and above which a frequency is kept."""
     beta_slow: PositiveFloat = 1.0
-    """Turns up to which a frequency is divided by the whole factor."""
+    """Turns in the original length up to which a frequency is divided by the whole factor."""
     attention_factor: PositiveFloat | None = None
-    """What cosines and sines are multiplied by. None: 0.1 ln(factor) + 1."""
+    """Factor on cosines and sines. None: 0.1 ln(factor) + 1."""
     truncate: bool = True
     """Let the ramp begin and end at whole dimensions."""
 
@@ -101,18 +101,18 @@ class YarnScaling(BaseModel, extra="forbid", frozen=True, strict=True, use_attri
             first, last = math.floor(first), math.ceil(last)
         first, last = max(first, 0), min(last, 2 * half - 1)
         places = torch.arange(half, dtype=torch.float32, device=frequencies.device)
-        # Where the original length is so large that the ramp begins behind the last dimension, it runs backwards, as in
-        # transformers, whose numbers an export must have
+        # If the original length is so large that the ramp begins after the last dimension, it runs backwards, as in
+        # transformers, whose numbers an export must match
         divided = ((places - first) / (last - first or 0.001)).clamp(0, 1)
         return frequencies / self.factor * divided + frequencies * (1 - divided)
 
     def _dimension(self, turns: float, half: int, theta: float) -> float:
-        """Return which of `half` dimensions turns so often in the original length."""
+        """Return which of `half` dimensions has `turns` turns in the original length."""
         return half * math.log(self.original_max_position_embeddings / (turns * 2 * math.pi)) / math.log(theta)
 
     @property
     def magnitude(self) -> float:
-        """Return what cosines and sines are multiplied by."""
+        """Return the factor on cosines and sines."""
         return 0.1 * math.log(self.factor) + 1 if self.attention_factor is None else self.attention_factor
 
 
@@ -123,14 +123,14 @@ RULES: dict[str, type[LinearScaling] | type[Llama3Scaling] | type[YarnScaling]] 
     "yarn": YarnScaling,
 }
 UNSCALED = {"rope_theta", "partial_rotary_factor"}
-"""Keys of rope_parameters that say nothing of a scaling."""
+"""Keys of rope_parameters that are not about scaling."""
 
 
 def scaling_of(rope_parameters: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the value of model.rope_scaling that computes what a stock configuration's rope_parameters say.
+    """Return the value of model.rope_scaling that is equivalent to a stock configuration's rope_parameters.
 
     Raises:
-        ValueError: the rule is another one, or has keys that this decoder does not know.
+        ValueError: the rule or one of its keys is unknown to this decoder.
     """
     name = rope_parameters["rope_type"]
     if name == "default":

@@ -1,9 +1,9 @@
-"""State what may be asked of generation, without torch: a command line is checked before anything is loaded."""
+"""Check sampling options without torch, so that a command line is checked before anything is loaded."""
 
 import math
 
 COLDEST = 1e-6
-"""The least temperature above 0: logits divided by it are still finite."""
+"""The lowest temperature above 0 for which the divided logits are still finite."""
 
 
 def check_sampling(temperature: float, top_k: int | None, top_p: float | None) -> None:
@@ -23,10 +23,10 @@ def check_sampling(temperature: float, top_k: int | None, top_p: float | None) -
 
 
 def check_room(longest: int | None, prompt_tokens: int, new_tokens: int) -> None:
-    """Refuse a prompt that is empty, or that leaves no room for the new tokens in a context of `longest`.
+    """Refuse a prompt that is empty, or leaves no room for the new tokens in a context of `longest` tokens.
 
     Raises:
-        ValueError: says what does not fit; without a known `longest` everything does.
+        ValueError: says what does not fit; if `longest` is None, everything does.
     """
     if prompt_tokens == 0:
         raise ValueError("the prompt has no tokens: give at least one (the end-of-text token starts a fresh document)")

@@ -1,4 +1,4 @@
-"""List the kinds of attention, each a map over positions in a file of its own; kind.py says what a kind states."""
+"""List the kinds of attention, each a map over positions in its own file; kind.py defines their interface."""
 
 from plumbline.model.attention.kind import Attention
 from plumbline.model.attention.mixing import MixingAttention

@@ -1,7 +1,7 @@
-"""Hold what attention needs besides the stream: positions, masks, and keys and values of earlier tokens.
+"""Hold what attention needs besides its input: positions, masks, and keys and values of earlier tokens.
 
-What all layers share in one forward (rotary tables, mask) is built once, in `AttentionContext`, and handed to every
-block.
+What all layers of one forward pass share (rotary tables, mask) is built once, in `AttentionContext`, and passed to
+every block.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from plumbline.model.rotary import rotary_tables
 
 
 class LayerCache:
-    """Hold keys and values of the tokens that one layer has seen, [B, num_key_value_heads, capacity, head_dim] each."""
+    """Hold the keys and values that one layer has seen, [B, num_key_value_heads, capacity, head_dim] each."""
 
     def __init__(
         self, batch: int, capacity: int, config: ModelConfig, device: torch.device, dtype: torch.dtype
@@ -37,7 +37,7 @@ class LayerCache:
 
 @dataclass(frozen=True)
 class KeptContext:
-    """Collect what share of the earlier tokens each pruning layer kept of each row, [B], in one forward pass.
+    """Collect the share of earlier tokens, [B] per row, that each pruning layer kept in one forward pass.
 
     Not a bare list: ZeRO-3's hooks copy the lists among a module's arguments.
     """
@@ -50,14 +50,14 @@ class AttentionContext:
     """Hold what every layer of one forward pass needs to know about positions."""
 
     rotary: tuple[Tensor, Tensor] | None
-    """Cosines and sines, [B or 1, 1, T, head_dim]; None with learned positions."""
+    """Cosines and sines, [B or 1, 1, T, head_dim], or None with learned positions."""
     mask: Tensor | BlockMask | None
-    """True where a query may look, [B or 1, 1, T, keys], or the same in blocks. None: plain causal attention, which has
-    a faster kernel."""
+    """True where a query may attend, [B or 1, 1, T, keys], or the same as a block mask. None: plain causal attention,
+    which has a faster kernel."""
     first_values: Tensor | None = None
     """Values of the first block, [B, num_key_value_heads, T, head_dim], for model.value_residual."""
     kept: KeptContext | None = None
-    """Takes what share of the context each pruning layer keeps, to be added to the loss."""
+    """Collects the share of context that each pruning layer keeps, which is added to the loss."""
 
 
 def attention_context(
@@ -76,19 +76,19 @@ def attention_context(
         past: tokens already in the cache.
         document_ids: document of each token in a packed sequence, [B, T]; None masks no documents.
         dtype: dtype of the activations; rotary tables are rounded to it once, after fp32 trigonometry.
-        in_blocks: make the mask for FlexAttention, where there are no cached tokens.
+        in_blocks: make a block mask for FlexAttention if there are no cached tokens.
     """
     rotary = None
     if config.position_embedding == "rope":
         cos, sin = rotary_tables(positions, config.head_dim, config.rope_theta, config.rope_scaling)
         rotary = cos.to(dtype), sin.to(dtype)
-    elif config.position_embedding != "learned":  # which are added to the embedding
+    elif config.position_embedding != "learned":  # learned positions are added to the embedding
         raise NotImplementedError(f"position_embedding = {config.position_embedding}: nothing here makes one of it")
 
     length = positions.size(1)
     window = config.sliding_window
     needs_window = window is not None and window < past + length
-    needs_prefix = past > 0 and length > 1  # SDPA's is_causal would align the triangle with the first key, not the last
+    needs_prefix = past > 0 and length > 1  # SDPA's is_causal aligns the triangle with the first key, not the last
     if document_ids is None and not needs_window and not needs_prefix:
         return AttentionContext(rotary, None)
     if in_blocks and past == 0:

@@ -1,9 +1,9 @@
-"""Mix positions by random matrices in place of attention: they are drawn once and look at no token.
+"""Mix positions by random matrices instead of attention; they are drawn once and do not depend on the tokens.
 
 This is MixiT (arXiv 2506.01115): for each head A = I + N - rowmean(N), N normal below and on the diagonal, so that
-every row sums to 1; values and output projection are learned. It shows what a task needs of attention: retrieval and
-induction fail, arithmetic and memorisation do not. The matrices are parameters that do not train: a checkpoint holds
-them, and reloading is exact.
+every row sums to 1; values and output projection are learned. It shows which tasks need attention: retrieval and
+induction fail, arithmetic and memorisation do not. The matrices are frozen parameters, so checkpoints contain them and
+reloading is exact.
 """
 
 import math
@@ -80,7 +80,7 @@ class MixingAttention(Attention):
         self.mixing = nn.Parameter(torch.empty(heads, longest, longest), requires_grad=False)
 
     def forward(self, x: Tensor, _context: AttentionContext, cache: LayerCache | None = None) -> Tensor:
-        """Mix the T tokens of x with those that the cache holds."""
+        """Mix the T tokens of x with those in the cache."""
         value = self.v_proj(x).view(*x.shape[:-1], -1, self.head_dim).transpose(1, 2)  # (B, H_kv, T, head_dim)
         if cache is not None:
             _, value = cache.append(value, value)
@@ -92,4 +92,4 @@ class MixingAttention(Attention):
 
     @classmethod
     def scaled_module(cls, _config: ModelConfig) -> None:
-        """Return None: there are no logits."""
+        """Return None, since there are no logits."""

@@ -1,9 +1,9 @@
-"""Prune the context: each layer learns which earlier tokens it no longer needs, and drops them for good.
+"""Prune the context: each layer learns which earlier tokens it no longer needs and drops them permanently.
 
 The method is section 3 of Dynamic Context Pruning for Efficient and Interpretable Autoregressive Transformers (arXiv
 2305.15805). A token q votes on every earlier token k with the score e(q, k) = Q(x_q) K(x_k) / sqrt(rank) + b, shared by
 all heads. The vote keep(q, k) is the first entry of alpha-entmax over (e, 0): soft at alpha = 1 (a sigmoid), a step as
-alpha grows. What any token has dropped stays dropped: token n sees k with the weight
+alpha grows. A token dropped once stays dropped: token n sees k with the weight
 
     c(n, k) = prod of keep(q, k) over k < q <= n,
 
@@ -25,10 +25,10 @@ from plumbline.model.parameterization.multipliers import Multipliers
 from plumbline.model.parameterization.tensors import TensorRule, matrix_rules
 
 TINY = torch.finfo(torch.float32).tiny
-"""Stands for 0 under the logarithm: a smaller number may be flushed to 0."""
+"""Replaces 0 inside the logarithm: a smaller number may be flushed to 0."""
 BISECTIONS = 30
 SHRINK_BELOW = 0.75
-"""A cache is packed when the fullest row needs less than this share of its slots."""
+"""A cache is compacted when the fullest row needs less than this share of its slots."""
 
 
 class SparseSigmoid(torch.autograd.Function):
@@ -65,7 +65,7 @@ class SparseSigmoid(torch.autograd.Function):
 
 
 class PrunedCache:
-    """Hold keys and values of the tokens that one layer still remembers, in as few slots as the fullest row needs."""
+    """Hold the keys and values of the tokens that one layer has kept, in as few slots as the fullest row needs."""
 
     def __init__(self, batch: int, config: ModelConfig, device: torch.device, dtype: torch.dtype) -> None:
         heads, size, rank = config.num_key_value_heads, config.head_dim, config.pruning_rank
@@ -77,14 +77,14 @@ class PrunedCache:
         """Tokens seen, dropped ones included."""
 
     def append(self, keys: Tensor, values: Tensor, offers: Tensor) -> None:
-        """Take in T new tokens, all of them alive."""
+        """Append T new tokens, all alive."""
         self.keys, self.values = torch.cat((self.keys, keys), dim=2), torch.cat((self.values, values), dim=2)
         self.offers = torch.cat((self.offers, offers), dim=1)
         self.alive = F.pad(self.alive, (0, offers.size(1)), value=True)
         self.length += offers.size(1)
 
     def keep(self, alive: Tensor) -> None:
-        """Forget all but the slots that are True in alive [B, slots]; frees their memory once enough of them are."""
+        """Drop all slots that are False in alive [B, slots]; their memory is freed once there are enough of them."""
         self.alive = alive
         needed = int(alive.sum(1).max())
         if needed >= SHRINK_BELOW * alive.size(1):
@@ -124,24 +124,25 @@ class PrunedAttention(SoftmaxAttention):
         self.ask_proj = nn.Linear(config.hidden_size, self.rank, bias=False)
         self.offer_proj = nn.Linear(config.hidden_size, self.rank, bias=False)
         self.keep_bias = nn.Parameter(torch.empty(1))
-        # Not a float, or a compiled block would be stale; with a value even where weights have none yet (meta)
+        # Not a float, which would be baked into a compiled block; on the CPU, so that it has a value even if weights
+        # are still on meta
         self.register_buffer("alpha", torch.ones((), device="cpu"), persistent=False)
         self.kept: Tensor | None = None
-        """Share of the earlier tokens that the last forward kept, averaged over queries, for whoever reports it."""
+        """Share of earlier tokens that the last forward pass kept, averaged over queries, for reports."""
 
     @classmethod
     def new_cache(cls, config: ModelConfig, batch: int, _capacity: int, like: Tensor) -> PrunedCache:
-        """Return an empty cache of one layer, which grows with what it remembers."""
+        """Return an empty cache of one layer, which grows as needed."""
         return PrunedCache(batch, config, like.device, like.dtype)
 
     def _votes(self, score: Tensor) -> Tensor:
-        """Return votes in [0, 1]; 1 is to keep."""
+        """Return votes in [0, 1], where 1 means keep."""
         if not self.training:
             return (score > 0).float()
         return SparseSigmoid.apply(score, self.alpha)  # type: ignore[no-any-return, no-untyped-call]
 
     def forward(self, x: Tensor, context: AttentionContext, cache: PrunedCache | None = None) -> Tensor:  # type: ignore[override]
-        """Attend from the T tokens of x to what is kept of them and of the cache."""
+        """Attend from the T tokens of x to the kept tokens among them and in the cache."""
         query, key = self.queries_and_keys(x, context)
         value, asks, offers = self.values(x), self.ask_proj(x), self.offer_proj(x)
         length = x.size(1)

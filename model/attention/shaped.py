@@ -1,13 +1,13 @@
-"""Attend by identity + softmax - uniform, so that a layer starts close to passing the stream on.
+"""Attend by identity + softmax - uniform, so that a layer starts close to the identity.
 
     A = a I + b softmax(QK) - g C,   C_ij = 1/i for j <= i (what the softmax is when the logits are 0)
 
-In the Shaped Transformer (arXiv 2306.17759) a = b = g = 1, and logits are divided by tau_0 sqrt(width) on top. In SAS
+In the Shaped Transformer (arXiv 2306.17759) a = b = g = 1, and logits are also divided by tau_0 sqrt(width). In SAS
 (arXiv 2311.01906, section 4) a, b and g are learned for each head and queries start at zero, so that A starts as the
 identity.
 
-Only the softmax part is a map over pairs: the identity is the values themselves and the uniform part their running
-mean, so the fused kernel serves here as well and nothing of size [T, T] exists.
+Only the softmax part needs a map over pairs: the identity part is the values themselves and the uniform part their
+running mean, so the fused kernel can be used and nothing of size [T, T] is allocated.
 """
 
 from dataclasses import replace
@@ -58,7 +58,7 @@ class ShapedAttention(SoftmaxAttention):
 
     @classmethod
     def gpu_compiler_refusal(cls, config: ModelConfig) -> str | None:
-        """Refuse learned gains before torch 2.13, in whose source it is mended; seen to fail on an H200 with 2.11."""
+        """Refuse learned gains before torch 2.13, whose source has the fix; 2.11 was seen to fail on an H200."""
         if config.shaped_gains == "learned" and torch.__version__ < "2.13":
             return (
                 f"torch {torch.__version__} cannot compile learned gains beside a running mean: install 2.13 or newer"

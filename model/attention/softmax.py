@@ -1,6 +1,6 @@
 """Attend by softmax: grouped queries, QK-norm, rotary positions, sliding window, document mask, KV cache, gates.
 
-The fused kernel computes the map unless the config caps the logits or adds a sink, which no fused kernel knows.
+The fused kernel is used unless the config caps the logits or adds a sink, which no fused kernel supports.
 """
 
 from typing import ClassVar
@@ -85,7 +85,7 @@ class SoftmaxAttention(Attention):
 
     @classmethod
     def scaled_module(cls, config: ModelConfig) -> str:
-        """Return the queries' norm, or their projection: a norm would take a factor on what it reads away."""
+        """Return the queries' norm if there is one, which would cancel a factor on its input, else their projection."""
         return {"none": "q_proj", "head": "q_norm", "projection": "q_whole_norm"}[config.qk_norm]
 
     def _heads(self, x: Tensor) -> Tensor:
@@ -97,7 +97,7 @@ class SoftmaxAttention(Attention):
         return self._heads(self.v_proj(x)).transpose(1, 2)
 
     def queries_and_keys(self, x: Tensor, context: AttentionContext) -> tuple[Tensor, Tensor]:
-        """Return those of x [B, T, hidden_size], normalised and rotated, [B, heads, T, head_dim] each."""
+        """Return queries and keys of x [B, T, hidden_size], normalised and rotated, [B, heads, T, head_dim] each."""
         query = self.q_norm(self._heads(self.q_whole_norm(self.q_proj(x)))).transpose(1, 2)  # (B, H, T, head_dim)
         key = self.k_norm(self._heads(self.k_whole_norm(self.k_proj(x)))).transpose(1, 2)  # (B, H_kv, T, head_dim)
         if context.rotary is not None:
@@ -111,13 +111,13 @@ class SoftmaxAttention(Attention):
         dropout = self.dropout if self.training else 0.0
         causal = context.mask is None
         if query.size(2) == 1:
-            causal = False  # apart: compiled for any length, one expression is a symbol, which the kernel refuses
+            causal = False  # separate: compiled for any length, one expression is symbolic, which the kernel refuses
         if self.cap is not None or self.sinks is not None:
             return explicit_attention(query, key, value, context.mask, self.scale, self.cap, self.sinks, dropout)
         return fused_attention(query, key, value, context.mask, self.scale, dropout, causal)
 
     def forward(self, x: Tensor, context: AttentionContext, cache: LayerCache | None = None) -> Tensor:
-        """Attend from the T tokens of x to themselves and to what the cache holds."""
+        """Attend from the T tokens of x to themselves and to the cached tokens."""
         query, key = self.queries_and_keys(x, context)
         value = self.values(x)  # (B, H_kv, T, head_dim)
         if self.value_mix is not None and context.first_values is not None:
@@ -136,16 +136,16 @@ class SoftmaxAttention(Attention):
 def fused_attention(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float, dropout: float, causal: bool = False
 ) -> Tensor:
-    """Compute attention by the kernel that torch chooses, without the map; shapes are those of `explicit_attention`.
+    """Compute attention with the kernel that torch chooses; shapes are those of `explicit_attention`.
 
     Args:
         query: [B, H, T, head_dim].
         key: [B, H_kv, keys, head_dim].
         value: as key.
-        mask: what is seen, or what is added to the logits.
+        mask: boolean, or added to the logits.
         scale: of the logits.
         dropout: rate on the map.
-        causal: without a mask: tokens see those before them.
+        causal: without a mask, whether tokens only see earlier ones.
     """
     shared = query.size(1) != key.size(1)
     if shared and _writes_out_shared(value, mask):
@@ -156,15 +156,15 @@ def fused_attention(
 
 
 def _writes_out_shared(value: Tensor, mask: Tensor | None) -> bool:
-    """Return whether no fused kernel may be there for heads that share keys and values, but the whole map.
+    """Return whether grouped heads may fall back from a fused kernel to one that materialises the whole map.
 
-    On a GPU the flash kernel lets them, and takes neither a mask nor fp32.
+    On a GPU only the flash kernel supports them, and it takes neither a mask nor fp32.
     """
     return value.is_cuda and (mask is not None or value.dtype == torch.float32)
 
 
 def _repeated(shared: Tensor, heads: int) -> Tensor:
-    """Return shared keys or values [B, H_kv, keys, head_dim] for each head by itself."""
+    """Repeat shared keys or values [B, H_kv, keys, head_dim] for each head."""
     return shared.repeat_interleave(heads // shared.size(1), dim=1)
 
 
@@ -178,20 +178,20 @@ def explicit_attention(
     sinks: Tensor | None,
     dropout: float,
 ) -> Tensor:
-    """Compute attention step by step, for what fused kernels lack; the map exists, [B, H, T, keys].
+    """Compute attention step by step, for features that fused kernels lack; materialises the map [B, H, T, keys].
 
     Args:
         query: [B, H, T, head_dim].
         key: [B, H_kv, keys, head_dim].
         value: as key.
-        mask: True where a query may look; None: causal, the queries being the last T of the keys.
+        mask: True where a query may attend; None means causal, with the queries at the last T keys.
         scale: of the logits.
         cap: logits become cap * tanh(logits / cap).
-        sinks: [H], a logit for each head that joins the softmax and has no value.
+        sinks: [H], a logit per head that takes part in the softmax and has no value.
         dropout: rate on the map.
     """
     arguments = (query, key, value, mask, scale, cap, sinks, dropout)
-    if has_torch_function((query,)):  # as in the fused kernel, so that diagnostics see both alike
+    if has_torch_function((query,)):  # like the fused kernel, so that diagnostics can intercept both
         return handle_torch_function(explicit_attention, (query,), *arguments)
     key, value = _repeated(key, query.size(1)), _repeated(value, query.size(1))
     logits = (query @ key.transpose(-1, -2)).to(torch.promote_types(query.dtype, torch.float32)) * scale

@@ -1,4 +1,4 @@
-"""List the blocks, which wire norms, branches and the residual stream; kind.py says what each states of itself."""
+"""List the blocks, which wire norms, branches and the residual stream; kind.py defines their interface."""
 
 from plumbline.model.blocks.kind import Block
 from plumbline.model.blocks.norm_free import NormFreeBlock

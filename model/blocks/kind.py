@@ -1,4 +1,4 @@
-"""Define what every block states about itself, so that nobody else asks for it by name."""
+"""Define the interface of every block, so that no other code checks for blocks by name."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -24,28 +24,27 @@ class Block(nn.Module):
     """
 
     tensors: ClassVar[tuple[TensorRule, ...]] = norm_rules(r"\w+_layernorm")
-    """Roles and first values of its own tensors; its branches and residuals state theirs."""
+    """Roles and first values of its own tensors; branches and residuals define theirs."""
     needs: ClassVar[tuple[Need, ...]] = ()
     """What it cannot be combined with, and why."""
     branch_ends: ClassVar[Mapping[str, str]] = MappingProxyType({"attn": "self_attn.o_proj", "mlp": "mlp.down_proj"})
-    """Branch that is added to the stream by `{branch}_residual` -> the module that it ends in, into whose outputs its
-    factors fold."""
+    """Branch added to the stream by `{branch}_residual` -> its last module, into whose outputs its factors fold."""
     ends_in_norm: ClassVar[bool] = False
     """Whether those modules are norms, whose gains are the branch gains."""
     rotates: ClassVar[bool] = False
-    """Whether an orthogonal matrix commutes with everything between its matrices: norms stand before branches only."""
+    """Whether an orthogonal matrix commutes with everything between its matrices: norms only before branches."""
 
     no_native_code: ClassVar[str | None] = "model/export/native/modeling_plumbline.py lacks it"
-    """Why exports with our own code cannot hold it; None: they can."""
+    """Why exports with our own code do not support it, or None if they do."""
 
     recomputed: Literal["none", "selective", "full"] = "none"
-    """What of it is computed again in the backward pass (`model.recomputation`)."""
+    """What is recomputed in the backward pass (`model.recomputation`)."""
 
     self_attn: Attention
     mlp: MLP
 
     def __init_subclass__(cls, **keys: Any) -> None:
-        """Take nothing over from another kind that is true of what that one computes alone."""
+        """Reset flags that would be inherited from another kind, since they only hold for what that kind computes."""
         super().__init_subclass__(**keys)
         state_anew(cls, Block, ("rotates", "no_native_code"))
 
@@ -60,12 +59,12 @@ class Block(nn.Module):
         super().__init__()
 
     def attention_input(self, x: Tensor) -> Tensor:
-        """Return what attention makes of the stream x [B, T, hidden_size] first; model.value_residual asks for it."""
+        """Return the input of attention for the stream x [B, T, hidden_size], needed by model.value_residual."""
         raise NotImplementedError(f"{type(self).__name__}.attention_input")
 
     @classmethod
     def check_shape(cls, config: ModelConfig) -> None:
-        """Refuse shapes that do not fit, beyond what `needs` says.
+        """Refuse shapes that do not fit, beyond the checks of `needs`.
 
         Raises:
             ValueError: names keys and values.
@@ -73,5 +72,5 @@ class Block(nn.Module):
 
     @classmethod
     def cautions(cls, _config: ModelConfig) -> list[str]:
-        """Return what is allowed and has been seen to fail, a sentence each."""
+        """Return warnings, a sentence each, about settings that are allowed but have been seen to fail."""
         return []

@@ -1,7 +1,8 @@
 """Wire the norm-free block of Outlier Protected models (arXiv 2405.19279): x + b Attention(x), then x + b MLP(x).
 
-Norms make outlier features; without them small branches keep the stream's size, and QK-norm or a cap keeps that of the
-attention logits. The same wiring with shaped attention and shaped ReLU is the Shaped Transformer (arXiv 2306.17759).
+Norms cause outlier features. Without them, small branches limit the size of the stream, and QK-norm or a cap that of
+the attention logits. The same wiring with shaped attention and shaped ReLU is the Shaped Transformer (arXiv
+2306.17759).
 """
 
 from torch import Tensor
@@ -30,7 +31,7 @@ class NormFreeBlock(Block):
 
     @classmethod
     def cautions(cls, config: ModelConfig) -> list[str]:
-        """Warn of attention logits that nothing holds."""
+        """Warn of unbounded attention logits."""
         if not attention_kind(config).has_unregulated_logits(config):
             return []
         return [
@@ -39,7 +40,7 @@ class NormFreeBlock(Block):
         ]
 
     def attention_input(self, x: Tensor) -> Tensor:
-        """Return the stream: attention makes nothing of it first."""
+        """Return the stream unchanged, since attention reads it directly."""
         return x
 
     def forward(self, x: Tensor, context: AttentionContext, cache: LayerCache | None = None) -> Tensor:

@@ -1,6 +1,6 @@
 """Wire the post-norm block, which normalises branch outputs: x + r norm(Attention(x)), then x + r norm(MLP(x)).
 
-Gains start at 1 in OLMo 2 (arXiv 2501.00656), and are small in FOG (arXiv 2505.20524): `branch_gain_init`.
+Gains start at 1 in OLMo 2 (arXiv 2501.00656) and small in FOG (arXiv 2505.20524); see `branch_gain_init`.
 """
 
 from types import MappingProxyType
@@ -37,7 +37,7 @@ class PostNormBlock(Block):
         self.mlp_residual = Residual(config, multipliers, gain_is_elsewhere=True)
 
     def attention_input(self, x: Tensor) -> Tensor:
-        """Return the stream: attention makes nothing of it first."""
+        """Return the stream unchanged, since attention reads it directly."""
         return x
 
     def forward(self, x: Tensor, context: AttentionContext, cache: LayerCache | None = None) -> Tensor:

@@ -28,7 +28,7 @@ class PreNormBlock(Block):
         self.mlp_residual = Residual(config, multipliers)
 
     def attention_input(self, x: Tensor) -> Tensor:
-        """Return what attention makes of the stream first."""
+        """Return the normalised stream that attention reads."""
         return self.input_layernorm(x)  # type: ignore[no-any-return]
 
     def forward(self, x: Tensor, context: AttentionContext, cache: LayerCache | None = None) -> Tensor:

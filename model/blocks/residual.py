@@ -1,7 +1,7 @@
 """Add a branch to the residual stream: s x + r g dropout(branch).
 
-s is `skip_gain` at the base depth (its rule: `multipliers`), r the parameterization's residual multiplier (CompleteP:
-m_L^-alpha, arXiv 2505.01618 Table 1), and g the branch gain: a constant, or learned and then starting at
+s is `skip_gain` at the base depth (`multipliers` has its scaling rule), r the parameterization's residual multiplier
+(CompleteP: m_L^-alpha, arXiv 2505.01618 Table 1), and g the branch gain: a constant, or learned from the initial value
 `branch_gain_init`. With alpha = 1/2 and a fixed gain this is the residual of Outlier Protected blocks (arXiv
 2405.19279), with a learned vector it is LayerScale.
 """
@@ -32,8 +32,8 @@ class Residual(nn.Module):
 
         Args:
             config: the model's switches.
-            multipliers: of the parameterization.
-            gain_is_elsewhere: the branch ends in a norm, whose gain is the branch gain.
+            multipliers: the parameterization's constants.
+            gain_is_elsewhere: whether the branch ends in a norm, whose gain is the branch gain.
         """
         super().__init__()
         self.dropout, self.skip, self.multiplier = config.dropout, multipliers.skip, multipliers.residual
@@ -43,7 +43,7 @@ class Residual(nn.Module):
         self.gain = nn.Parameter(torch.empty(config.hidden_size)) if config.branch_gain == "vector" else None
 
     def forward(self, x: Tensor, branch: Tensor) -> Tensor:
-        """Return the stream x with the branch added; exactly x + branch when every factor is 1."""
+        """Return the stream x with the branch added: exactly x + branch if every factor is 1."""
         branch = F.dropout(branch, self.dropout, self.training)
         learned = self.scalar if self.gain is None else self.gain
         if learned is not None:

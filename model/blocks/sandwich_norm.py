@@ -1,6 +1,6 @@
 """Wire the block with norms around each branch: x + r norm(Attention(norm(x))), then x + r norm(MLP(norm(x))).
 
-It is known as sandwich norm or Peri-LN (arXiv 2502.02732). Gemma 2 is built so, and the norms have its names.
+This is known as sandwich norm or Peri-LN (arXiv 2502.02732). Gemma 2 uses it, and the norms have its names.
 """
 
 from types import MappingProxyType
@@ -42,7 +42,7 @@ class SandwichNormBlock(Block):
         self.mlp_residual = Residual(config, multipliers, gain_is_elsewhere=True)
 
     def attention_input(self, x: Tensor) -> Tensor:
-        """Return what attention makes of the stream first."""
+        """Return the normalised stream that attention reads."""
         return self.input_layernorm(x)  # type: ignore[no-any-return]
 
     def forward(self, x: Tensor, context: AttentionContext, cache: LayerCache | None = None) -> Tensor:

@@ -3,7 +3,7 @@
 SAS:             x = Attention(norm(x)), then x + b MLP(norm(x))
 SAS-P, parallel: x = Attention(norm(x)) + b MLP(norm(x)): no skip at all
 
-The identity in shaped attention carries the stream in the skip's place; values are the normed stream itself, except in
+The identity in shaped attention carries the stream instead of the skip. Values are the normed stream itself, except in
 the first block, which keeps its value projection.
 """
 
@@ -29,7 +29,7 @@ class SkiplessBlock(Block):
         Need({"attention": ("shaped",)}, "loses the tokens' identity without the shaped map's identity"),
         Need({"attention_gate": ("none",), "value_residual": (False,)}, "has no values of its own"),
     )
-    branch_ends = MappingProxyType({"mlp": "mlp.down_proj"})  # attention is no branch beside a stream
+    branch_ends = MappingProxyType({"mlp": "mlp.down_proj"})  # attention is not a branch beside a stream
     no_native_code = None
 
     def __init__(self, config: ModelConfig, multipliers: Multipliers, layer: int) -> None:
@@ -42,7 +42,7 @@ class SkiplessBlock(Block):
 
     @classmethod
     def check_shape(cls, config: ModelConfig) -> None:
-        """Refuse heads that do not cut the stream itself into values."""
+        """Refuse heads that do not divide the stream evenly into values."""
         inner = config.num_attention_heads * config.head_dim
         if not config.num_attention_heads == config.num_key_value_heads or inner != config.hidden_size:
             raise ValueError(
@@ -52,7 +52,7 @@ class SkiplessBlock(Block):
             )
 
     def attention_input(self, x: Tensor) -> Tensor:
-        """Return what attention makes of the stream first."""
+        """Return the normalised stream that attention reads."""
         return self.input_layernorm(x)  # type: ignore[no-any-return]
 
     def forward(self, x: Tensor, context: AttentionContext, cache: LayerCache | None = None) -> Tensor:

@@ -1,1 +1,1 @@
-"""Observe what a model's activations and weights do, without changing anything about training."""
+"""Observe a model's activations and weights without changing the training."""

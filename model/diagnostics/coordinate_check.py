@@ -1,9 +1,9 @@
 """Check that every activation, and its change in training, keeps its size as the model grows.
 
-A model takes a few optimizer steps on one fixed batch at a constant learning rate. At some of the steps the sizes of
-activations are recorded, and how far they have moved since initialisation. Over models of several widths or depths,
-the slope of log2(quantity) against log2(size) says what grows (it blows up) and what shrinks (it freezes). Changes are
-the stronger test: absolute values hide a frozen layer. Weight decay and eps leave no trace here; unit tests cover them.
+A model takes a few optimizer steps on one fixed batch at a constant learning rate. At some steps we record the sizes of
+activations and how far they have moved since initialisation. Over models of several widths or depths, the slope of
+log2(quantity) against log2(size) tells what grows (and blows up) or shrinks (and freezes). Changes are the stronger
+test, since absolute values hide a frozen layer. Weight decay and eps do not show here; unit tests cover them.
 
 Method: Tensor Programs V (arXiv 2203.03466, appendix D.1) for width; CompleteP (arXiv 2505.01618, section 3) for depth.
 """
@@ -20,7 +20,7 @@ from plumbline.model.attention import attention_kind
 from plumbline.model.decoder import CausalLM
 from plumbline.model.parameterization.tensors import tensor_rule
 
-Activations = dict[str, list[Tensor]]  # name -> one tensor for each place where it occurs
+Activations = dict[str, list[Tensor]]  # name -> one tensor for each occurrence
 Record = dict[str, float]  # quantity -> value
 
 SIZES = ("embedding", "attention_logits", "attention", "mlp", "residual", "logits")
@@ -29,10 +29,10 @@ CHANGES = ("embedding", "attention_logits", "attention", "block", "residual", "l
 
 @torch.no_grad()
 def activations(model: CausalLM, input_ids: Tensor) -> Activations:
-    """Run one forward of input_ids [B, T], and return what passed through.
+    """Run one forward pass on input_ids [B, T], and return the activations.
 
-    embedding: stream into the first block; attention_logits: scaled products of all queries and keys, before the rotary
-    embedding, which changes no lengths, and none without queries; attention, mlp: branch outputs of each block, before
+    embedding: stream into the first block; attention_logits: scaled products of all queries and keys before the rotary
+    embedding, which preserves lengths (missing without queries); attention, mlp: branch outputs of each block, before
     the residual multiplier; block: output minus input of each block, a skip gain included; residual: stream out of the
     last block; logits.
     """
@@ -68,9 +68,9 @@ def activations(model: CausalLM, input_ids: Tensor) -> Activations:
 
 
 class BlockMaps:
-    """Hold what every block made of the stream that entered it at the start, and tell how far its map has moved.
+    """Measure how far each block's function has moved, on the inputs that it had at initialisation.
 
-    Activations change with what enters a block as well; this is the change of the function that the block computes.
+    Activations also change because a block's input changes; this isolates the change of the block itself.
     """
 
     @torch.no_grad()
@@ -89,7 +89,7 @@ class BlockMaps:
         self._start = self._added()
 
     def _added(self) -> list[Tensor]:
-        """Return what each block adds to the stream of the start."""
+        """Return what each block adds to the initial stream."""
         pairs = zip(self._blocks, self._arguments, strict=True)
         return [(block(*arguments) - arguments[0]).float() for block, arguments in pairs]
 
@@ -103,7 +103,7 @@ class BlockMaps:
 def measure(now: Activations, start: Activations) -> Record:
     """Return mean |x| of activations (`size/...`) and the RMS of their change since `start` (`change/...`).
 
-    Both are averaged over blocks; what no block has is left out.
+    Both are averaged over blocks; quantities that no block has are left out.
     """
     record = {f"size/{name}": _mean([x.abs().mean() for x in now[name]]) for name in SIZES if now[name]}
     for name in (name for name in CHANGES if now[name]):
@@ -116,8 +116,8 @@ def measure(now: Activations, start: Activations) -> Record:
 def spectral_norms(model: CausalLM, start: Mapping[str, Tensor]) -> Record:
     """Return the mean spectral norm of the hidden matrices and of their change, each times sqrt(fan_in / fan_out).
 
-    Both stay constant under the spectral condition for feature learning (arXiv 2310.17813), and are nan where a weight
-    is not finite.
+    Both stay constant under the spectral condition for feature learning (arXiv 2310.17813), and are nan if a weight is
+    not finite.
     """
     weights = dict(model.named_parameters())
     hidden = [name for name in weights if tensor_rule(model, name).role == "hidden_matrix"]
@@ -140,14 +140,14 @@ def _mean(values: Sequence[Tensor]) -> float:
 def coordinate_check(
     model: CausalLM, optimizer: torch.optim.Optimizer, input_ids: Tensor, labels: Tensor, record_at: Sequence[int]
 ) -> dict[int, Record]:
-    """Train on one batch [B, T], as many steps as the last of `record_at` says, and record on the way.
+    """Train on one batch [B, T] up to the last step of `record_at`, recording on the way.
 
     Args:
-        model: initialised; it is trained.
-        optimizer: over the model, its learning rates set; they stay as they are.
+        model: initialised model, trained in place.
+        optimizer: over the model, with constant learning rates.
         input_ids: token ids of the batch.
         labels: the token that follows each of them.
-        record_at: steps to record at, rising; 0 is initialisation.
+        record_at: steps at which to record, ascending; 0 is initialisation.
     """
     start, maps, records = activations(model, input_ids), BlockMaps(model, input_ids), {}
     initial = {name: weight.detach().clone() for name, weight in model.named_parameters()}
@@ -164,7 +164,7 @@ def coordinate_check(
 
 
 def slope(sizes: Sequence[float], values: Sequence[float]) -> float:
-    """Return the least-squares slope of log2(value) against log2(size); nan when a value is not positive and finite."""
+    """Return the least-squares slope of log2(value) against log2(size), or nan if a value is not finite and > 0."""
     if not all(math.isfinite(value) and value > 0 for value in values):
         return math.nan
     x = torch.tensor(sizes, dtype=torch.float64).log2()
@@ -175,7 +175,7 @@ def slope(sizes: Sequence[float], values: Sequence[float]) -> float:
 
 @dataclass(frozen=True)
 class Gate:
-    """Bound the slope of one quantity at one step by [low, high], where a right parameterization has it."""
+    """Bound the slope of one quantity at one step to [low, high], as in a correct parameterization."""
 
     quantity: str
     step: int
@@ -183,7 +183,7 @@ class Gate:
     high: float
 
     def holds(self, value: float) -> bool:
-        """Return whether a slope passes; nan (a run blew up) does not."""
+        """Return whether a slope passes; nan (a run that blew up) does not."""
         return self.low <= value <= self.high
 
 
@@ -192,15 +192,15 @@ GATES: dict[str, tuple[Gate, ...]] = {
     "width": (
         *(Gate(f"size/{name}", 10, -0.3, 0.3) for name in ("embedding", "attention", "mlp", "residual", "logits")),
         *(Gate(f"change/{name}", 10, -0.3, 0.3) for name in ("embedding", "block", "residual", "logits")),
-        # A spectral norm can stay while what it belongs to turns away from the data, as SOAP's does without blocks
+        # A spectral norm can stay constant while its direction turns away from the data, as with SOAP without blocks
         Gate("change/map", 10, -0.5, 0.3),
         *(Gate(f"{name}/hidden", 10, -0.25, 0.25) for name in ("spectral", "spectral_change")),
         Gate("spectral/hidden", 0, -0.1, 0.1),
-        # At initialisation logits add up width independent terms and are divided by width
+        # At initialisation, logits sum `width` independent terms and are divided by width
         Gate("size/logits", 0, -0.65, -0.35),
     ),
-    # Depth hides from the logits behind the final norm: the stream and the blocks' shares of it tell. At
-    # initialisation the stream falls with depth (random branches add up to sqrt(L)/L), so it is not gated there.
+    # The final norm hides depth from the logits, so the stream and the blocks' shares of it are gated. At
+    # initialisation the stream shrinks with depth (random branches add up to sqrt(L)/L), so it is not gated there.
     "depth": (
         Gate("size/residual", 10, -0.3, 0.1),
         Gate("change/residual", 10, -0.3, 0.1),

@@ -1,7 +1,7 @@
-"""Observe what passes through a model in one forward, tensor by tensor, by hooks that change nothing.
+"""Observe the tensors of one forward pass of a model with hooks that change nothing.
 
 Keys are KIND/QUANTITY/PLACE. A place is a block's number with leading zeros ("03"), or "head" for the stream that
-leaves the last block; what exists once has none. docs/diagnostics.md has the table.
+leaves the last block; quantities that exist once have no place. docs/diagnostics.md has the table.
 
     stream/...        into each block, and out of the last
     branch/ratio_...  what attention and MLP add to the stream, against the stream before (no skip: what they put there)
@@ -25,18 +25,18 @@ from plumbline.model.decoder import CausalLM
 from plumbline.model.diagnostics import statistics
 from plumbline.model.diagnostics.statistics import STATISTICS, Statistics, Sums, stream_sums
 
-LOGITS_AT_ONCE = 2**24  # elements; bounds the memory for the logits of a chunk of tokens
-Reduce = Callable[[Tensor], Tensor]  # a flat fp64 tensor -> the same of all ranks
+LOGITS_AT_ONCE = 2**24  # elements; bounds the memory for a chunk of logits
+Reduce = Callable[[Tensor], Tensor]  # a flat fp64 tensor -> its reduction over all ranks
 
 
 class Observation:
-    """Hold sums of what was seen; `total` them over ranks, then read the `record`."""
+    """Hold sums of observations; call `total` to add them up over ranks, then `record`."""
 
     def __init__(self) -> None:
         self.sums: dict[tuple[str, str], Sums] = {}  # (kind, rest of the key) -> sums
 
     def add(self, kind: str, rest: str, sums: Sums) -> None:
-        """Take in sums of more tokens."""
+        """Add sums over more tokens."""
         known = self.sums.setdefault((kind, rest), {})
         for name, value in sums.items():
             if name not in known:
@@ -45,12 +45,12 @@ class Observation:
                 known[name] = torch.maximum(known[name], value) if _is_maximum(name) else known[name] + value
 
     def total(self, add: Reduce, largest: Reduce) -> None:
-        """Replace the sums by those of all ranks, on the host; each has the same, since each has the same model."""
+        """Replace the sums by those over all ranks, on the host; keys agree since all ranks have the same model."""
         for reduce, maxima in ((add, False), (largest, True)):
             places = [(sums, name) for sums in self.sums.values() for name in sums if _is_maximum(name) is maxima]
             if places:
                 parts = [sums[name] for sums, name in places]
-                reduced = reduce(torch.cat([part.flatten() for part in parts])).cpu()  # at once, not one after another
+                reduced = reduce(torch.cat([part.flatten() for part in parts])).cpu()  # in one reduction
                 values = reduced.split([part.numel() for part in parts])
                 for (sums, name), part, value in zip(places, parts, values, strict=True):
                     sums[name] = value.view(part.shape)
@@ -78,14 +78,14 @@ def _key(kind: str, name: str, rest: str) -> str:
 
 @contextmanager
 def observing(model: CausalLM, attention_stride: int) -> Iterator[Observation]:
-    """Observe what `model` computes until the block ends; compiled modules run uncompiled meanwhile.
+    """Observe `model` within a `with` block; compiled modules run uncompiled meanwhile.
 
-    The head computes the logits of the first token only: all of them are measured on their way, in chunks, and a loss
-    is of no interest here. So the model must be called without labels, and what it returns is of no use.
+    All logits are measured in chunks inside the head, which then returns only those of the first token. So the model
+    must be called without labels, and its output is of no use.
 
     Args:
-        model: under ZeRO, the module inside the engine; it is the engine that must be called.
-        attention_stride: every how many queries attention is measured.
+        model: under ZeRO, the module inside the engine; call the engine itself.
+        attention_stride: measure attention for every `attention_stride`-th query.
     """
     observation = Observation()
     layers, hooks = model.model.layers, []
@@ -111,8 +111,8 @@ def layer_name(number: int, layers: int) -> str:
 
 
 def _watch_block(layer: nn.Module, place: str, observation: Observation, tap: "_AttentionTap") -> list[Any]:
-    """Put hooks on one block: on its stream, its branches and the inputs of its matrices, as far as it has them."""
-    stream: list[Tensor] = []  # into the block, and once attention has joined it
+    """Put hooks on one block: on its stream, its branches and the inputs of its matrices, if it has them."""
+    stream: list[Tensor] = []  # at the block's input, and after attention was added
 
     def enter(_module: nn.Module, inputs: tuple[Any, ...]) -> None:
         tap.place = place
@@ -126,7 +126,7 @@ def _watch_block(layer: nn.Module, place: str, observation: Observation, tap: "_
         observation.add("branch", f"mlp/{place}", statistics.branch_sums(between, output, _skip(layer, "mlp")))
 
     hooks: list[Any] = [layer.register_forward_pre_hook(enter), layer.register_forward_hook(leave)]
-    joins: Any = getattr(layer, "attn_residual", layer.self_attn)  # without a skip attention is the stream
+    joins: Any = getattr(layer, "attn_residual", layer.self_attn)  # without a skip, attention's output is the stream
     hooks.append(joins.register_forward_hook(lambda _m, _x, y: stream.append(y)))
     modules = dict(layer.named_modules())
     qkv = next((modules[path] for name in "qkv" if (path := f"self_attn.{name}_proj") in modules), None)
@@ -137,13 +137,13 @@ def _watch_block(layer: nn.Module, place: str, observation: Observation, tap: "_
 
 
 def _skip(layer: nn.Module, branch: str) -> float:
-    """Return what the stream is multiplied by where a branch joins it; 0: the branch takes its place."""
+    """Return the factor on the stream where a branch is added, or 0 if the branch replaces it."""
     residual: Any = getattr(layer, f"{branch}_residual", None)
     return 0.0 if residual is None else float(residual.skip)
 
 
 class _AttentionTap(TorchFunctionMode):
-    """See every attention, fused or written out, with the queries, keys, mask and scale that it gets."""
+    """Intercept every attention, fused or explicit, with its queries, keys, mask and scale."""
 
     def __init__(self, observation: Observation, stride: int) -> None:
         super().__init__()
@@ -151,7 +151,7 @@ class _AttentionTap(TorchFunctionMode):
         self.place = ""
 
     def __torch_function__(self, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Measure attention, pass everything on."""
+        """Measure attention, and pass all calls on."""
         if function is F.scaled_dot_product_attention:
             self._measure_fused(*args, **(kwargs or {}))
         elif function is explicit_attention:

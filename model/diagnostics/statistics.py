@@ -1,9 +1,9 @@
 """Turn a tensor of activations into sums that add up over ranks, and the sums into statistics.
 
-Every `..._sums` turns activations into sums over tokens or sequences (fp32 arithmetic, fp64 sums); the function of the
-same name with `_statistics` forms the statistic from them. In between the ranks may add up theirs: a mean of ranks'
-kurtoses is biased, the kurtosis of summed squares is that of all their tokens together. Names that begin with `max_`
-are maxima, which the ranks reduce by max.
+Every `..._sums` turns activations into sums over tokens or sequences (fp32 arithmetic, fp64 sums), and the matching
+`..._statistics` computes the statistic from them. In between, sums can be added up over ranks: a mean of the ranks'
+kurtoses would be biased, while the kurtosis from summed squares is that of all tokens together. Names that begin with
+`max_` are maxima, which are reduced by max.
 
 Shapes: B sequences, T tokens, D width. Papers: outlier features (arXiv 2405.19279), signal propagation (arXiv
 2206.03126), kurtosis ahead of GEMMs (arXiv 2505.20524).
@@ -18,8 +18,8 @@ from torch import Tensor
 Sums = dict[str, Tensor]  # name -> sum over tokens, sequences or queries, fp64; `max_...` -> maximum
 Statistics = dict[str, float]  # name -> value
 
-POWER_STEPS = 20  # of the power iteration; the estimate is from below, and within percents where spectra are flat
-TINY = torch.finfo(torch.float32).tiny  # keeps a tensor of zeros at a ratio of 0
+POWER_STEPS = 20  # of the power iteration; the estimate is from below, and within a few percent for flat spectra
+TINY = torch.finfo(torch.float32).tiny  # gives a tensor of zeros a ratio of 0
 
 
 def outlier_sums(x: Tensor) -> Sums:
@@ -34,7 +34,7 @@ def outlier_sums(x: Tensor) -> Sums:
 
 
 def _median(values: Tensor) -> Tensor:
-    """Return the lower median along the last dimension. Sorted: on GPUs `median` refuses to be deterministic."""
+    """Return the lower median along the last dimension, by sorting since `median` is not deterministic on GPUs."""
     return values.sort(-1).values[..., (values.size(-1) - 1) // 2]
 
 
@@ -52,12 +52,12 @@ def outlier_statistics(sums: Sums) -> Statistics:
 
 
 def stream_sums(x: Tensor) -> Sums:
-    """Return the sums of the residual stream x [B, T, D], by sequence: documents of different rows must not mix."""
+    """Return the sums of the residual stream x [B, T, D], per sequence since rows must not mix."""
     x = x.float()
     token_squares = x.square().sum(-1)  # (B, T)
     totals = x.sum(1).double().square().sum(-1)  # (B): |sum of the tokens|^2
     with torch.autocast(x.device.type, enabled=False):
-        # |X X^T|_F = |X^T X|_F: the smaller of the two products will do
+        # |X X^T|_F = |X^T X|_F, so compute the smaller product
         gram = x @ x.mT if x.size(1) < x.size(2) else x.mT @ x
         top = top_eigenvalue(gram)
     energy = token_squares.double().sum(-1)  # (B): |X|_F^2
@@ -83,7 +83,7 @@ def stream_statistics(sums: Sums) -> Statistics:
     channels = sums["channels"]
     energy = channels.sum()
     mean_square = energy / (sums["tokens"] * channels.numel())
-    scale = channels.numel() * mean_square  # makes the product of two tokens an entry of G
+    scale = channels.numel() * mean_square  # normalises the product of two tokens to an entry of G
     rest = _floats(
         rms=mean_square.sqrt(),
         corr_mean=sums["products"] / sums["pairs"] / scale,
@@ -95,25 +95,25 @@ def stream_statistics(sums: Sums) -> Statistics:
 
 
 def top_eigenvalue(gram: Tensor) -> Tensor:
-    """Return the largest eigenvalue of each positive semidefinite matrix of gram [B, N, N].
+    """Return the largest eigenvalue of each positive semidefinite matrix of gram [B, N, N], as [B] in fp64.
 
-    It is estimated by power iteration: [B], fp64.
+    It is estimated by power iteration.
     """
     start = torch.randn(gram.size(-1), 1, generator=torch.Generator().manual_seed(0))
     vector = start.to(gram.device).expand(gram.size(0), -1, -1)
-    # Over its trace, the sum of all eigenvalues, it grows no vector, and four times in a row shrinks none to nothing
+    # Divided by its trace, the sum of all eigenvalues, it never grows a vector, and four products cannot underflow it
     shrinking = gram / gram.diagonal(dim1=1, dim2=2).sum(1).clamp_min(TINY)[:, None, None]
     for number in range(POWER_STEPS):
         vector = shrinking @ vector
-        if number % 4 == 3:  # not after each: on a GPU the host's time for small operators is what this costs
+        if number % 4 == 3:  # not each time: on a GPU the cost is the host's time for launching small operators
             vector = vector / vector.norm(dim=1, keepdim=True).clamp_min(TINY)
     return (vector.mT @ (gram @ vector)).flatten().clamp_min(TINY).double()
 
 
 def branch_sums(before: Tensor, after: Tensor, skip: float) -> Sums:
-    """Return the sums of what a branch adds to the stream, given before and after the branch, both [B, T, D].
+    """Return the sums of what a branch adds to the stream, given the stream before and after it, both [B, T, D].
 
-    `skip` is what the stream itself is multiplied by on its way past the branch; 0 where it does not pass.
+    `skip` is the factor on the stream where the branch is added, or 0 if the branch replaces it.
     """
     before = before.float()
     added = after.float() - skip * before
@@ -121,7 +121,7 @@ def branch_sums(before: Tensor, after: Tensor, skip: float) -> Sums:
 
 
 def branch_statistics(sums: Sums) -> Statistics:
-    """Return the ratio rms(what was added) / rms(stream before)."""
+    """Return the ratio rms(branch) / rms(stream before)."""
     return _floats(ratio=(sums["added"] / sums["stream"]).sqrt())
 
 
@@ -150,14 +150,14 @@ def attention_sums(
     """Return the sums of one softmax attention, for every `stride`-th query.
 
     Args:
-        query: [B, H, T, head_dim], as the kernel gets it.
+        query: [B, H, T, head_dim], as passed to the kernel.
         key: [B, H_kv, S, head_dim].
-        mask: True where a query may look, or added to the logits; broadcasts to [B, H, T, S].
-        is_causal: query i may look at keys up to i.
-        scale: of the logits; None: 1 / sqrt(head_dim).
-        stride: at least 1; the last query of each stride counts, since the first ones have little to choose from.
+        mask: True where a query may attend, or added to the logits; broadcasts to [B, H, T, S].
+        is_causal: query i may attend to keys up to i.
+        scale: of the logits; None means 1 / sqrt(head_dim).
+        stride: at least 1; the last query of each stride is measured, since the first ones have few keys.
         cap: logits become cap * tanh(logits / cap).
-        sinks: [H], a logit for each head that joins the softmax: one key more to every query, except for "sink".
+        sinks: [H], a logit per head in the softmax: one more key for every query, except for "sink".
     """
     length, keys = query.size(2), key.size(2)
     chosen = torch.arange(min(stride, length) - 1, length, stride, device=query.device)
@@ -188,10 +188,10 @@ def attention_sums(
 
 
 def attention_statistics(sums: Sums) -> Statistics:
-    """Return entropy, sink and largest logit of the queries with i > 1 keys to look at.
+    """Return entropy, sink and largest logit over the queries that attend to i > 1 keys.
 
-    entropy = entropy / log(i), in [0, 1]; sink = weight on token 0, where it may be seen; max_logit = the largest
-    logit. The first two are given as means over heads, and for the head with the least entropy or the largest sink.
+    entropy = entropy / log(i), in [0, 1]; sink = weight on token 0, if it is visible; max_logit = the largest logit.
+    The first two are given as means over heads, and for the head with the least entropy or the largest sink.
     """
     entropy, sink = (sums[a] / sums[b].clamp_min(1) for a, b in (("entropy", "queries"), ("sink", "sink_queries")))
     return _floats(
@@ -259,7 +259,7 @@ def gain_sums(gain: Tensor) -> Sums:
 
 
 def gain_statistics(sums: Sums) -> Statistics:
-    """Return the mean, the least and the largest of all entries."""
+    """Return the mean, the minimum and the maximum of all entries."""
     return _floats(mean=sums["sum"] / sums["entries"], min=-sums["max_negative"], max=sums["max_"])
 
 
@@ -277,7 +277,7 @@ def gradient_statistics(sums: Sums) -> Statistics:
     return _floats(ratio_q_v=(sums["query"] / sums["value"]).sqrt(), ratio_k_v=(sums["key"] / sums["value"]).sqrt())
 
 
-# Kind of measurement -> its statistics; what is measured and under which keys is in observer.py
+# Kind of measurement -> its statistics; observer.py defines what is measured under which keys
 STATISTICS: dict[str, Callable[[Sums], Statistics]] = {
     "stream": stream_statistics,
     "branch": branch_statistics,
@@ -292,7 +292,7 @@ STATISTICS: dict[str, Callable[[Sums], Statistics]] = {
 
 
 def _count(like: Tensor, number: int) -> Tensor:
-    return torch.full((), float(number), dtype=torch.float64, device=like.device)  # filled there: nothing to wait for
+    return torch.full((), float(number), dtype=torch.float64, device=like.device)  # filled on the device: no transfer
 
 
 def _floats(**values: Tensor) -> Statistics:

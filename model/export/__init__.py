@@ -1,1 +1,1 @@
-"""Export our weights as stock Hugging Face classes, with the parameterization's multipliers folded exactly."""
+"""Export weights as stock Hugging Face classes, with the parameterization's multipliers folded in exactly."""

@@ -1,16 +1,16 @@
-"""Export norm-free blocks as a stock Qwen3, whose norms are made constant by channels that hold a large constant.
+"""Export norm-free blocks as a stock Qwen3 whose norms are made constant by channels with a large constant.
 
-The stream gets wider: a few new channels hold C in every embedding row and nothing ever writes to them. The root mean
-square that a norm divides by is then that of the constants, sqrt(n C^2 / width), to fp32 precision, whatever the other
-channels hold, and the norm's gain takes it back. Numbers are chosen so that it is a power of two: nothing is rounded.
+The stream gets wider: n new channels hold C in every embedding row, and nothing ever writes to them. The root mean
+square by which a norm divides is then that of the constants, sqrt(n C^2 / width), to fp32 precision, whatever the other
+channels hold, and the norm's gain undoes it. It is chosen to be a power of two, so nothing is rounded.
 
     constant channels of a norm       gain 0; one reads 1 in the norm before the MLP
     a plain MLP (Qwen3 has gates)     its up_proj is the gate, and up reads that 1
     no final norm                     the final norm is as constant as the others
     a final RMSNorm                   one more MLP unit in the last block writes -C, so it sees the stream alone
 
-It is for inference: training would move the constants. It is exact while the stream stays far below them, see
-`Headroom`.
+This is for inference only, since training would move the constants. It is exact while the stream stays far below them,
+see `Headroom`.
 """
 
 import math
@@ -30,19 +30,19 @@ from plumbline.model.mlp import ACTIVATIONS
 from plumbline.model.parameterization.multipliers import Multipliers
 
 CONSTANT = 2.0**20
-SHARE = 64  # one channel in so many is constant; a power of 4, so that the root mean square is a power of two
+SHARE = 64  # one in this many channels is constant; a power of 4, so that the root mean square is a power of two
 ROOT = CONSTANT / math.sqrt(SHARE)  # what every norm divides by
-EXTRA_UNITS = 64  # of the MLP: one is used, and the width stays a multiple of what kernels and shards like
+EXTRA_UNITS = 64  # MLP units to add: one is used, the rest keep the width a multiple that suits kernels and shards
 AT = 64.0  # where the extra unit's activation is exact
 
 
 def widen_thinker(config: ModelConfig, settings: dict[str, Any], thinker: Weights) -> tuple[dict[str, Any], Weights]:
-    """Return the thinker for the wider stream: what enters in place of an embedding holds the constants as well."""
+    """Return the thinker for the wider stream, whose inputs in place of embeddings hold the constants as well."""
     count = constant_channels(config)
     width = SHARE * count
     new = width - config.hidden_size
     wider = {name: tensor if name == "gain" else _columns(tensor, new) for name, tensor in thinker.items()}
-    if not config.final_norm:  # the mean square of a state is now over more channels
+    if not config.final_norm:  # the mean square of a state now covers more channels
         wider["gain"] = wider["gain"] * math.sqrt(config.hidden_size / width)
         settings = {**settings, "norm_eps": settings["norm_eps"] * config.hidden_size / width}
     if "projection" in wider:
@@ -53,7 +53,7 @@ def widen_thinker(config: ModelConfig, settings: dict[str, Any], thinker: Weight
 
 
 def constant_channels(config: ModelConfig) -> int:
-    """Return how many channels are added for their constant."""
+    """Return the number of constant channels to add."""
     return math.ceil(config.hidden_size / (SHARE - 1))
 
 
@@ -81,8 +81,8 @@ def _build(config: ModelConfig, folded: Weights) -> Export:
     width = SHARE * count
     new = width - config.hidden_size
     inner = config.intermediate_size + (EXTRA_UNITS if config.final_norm else 0)
-    # A final norm over more channels has to add as much less to the mean square. Qwen3 has one such number for all its
-    # norms; those of queries and keys do not notice if what they read shrinks with it
+    # A final norm over more channels needs a proportionally smaller eps. Qwen3 has one eps for all norms; for those of
+    # queries and keys, shrinking their input with it cancels the change
     shrink = math.sqrt(config.hidden_size / width) if config.final_norm else 1.0
     stock = {}
     for name, tensor in folded.items():
@@ -92,7 +92,7 @@ def _build(config: ModelConfig, folded: Weights) -> Export:
         elif name.endswith("_proj.weight") or name == "lm_head.weight":
             stock[name] = _columns(weight, new)
         else:
-            stock[name] = weight  # of the heads, which are as wide as they were
+            stock[name] = weight  # per-head norms, whose width is unchanged
     embedding = _columns(folded["model.embed_tokens.weight"], new)
     embedding[:, -count:] = CONSTANT
     stock["model.embed_tokens.weight"] = embedding
@@ -140,7 +140,7 @@ def _rows(weight: Tensor, new: int) -> Tensor:
 
 
 def _with_final_norm(config: ModelConfig) -> ModelConfig:
-    """Return the decoder with the constant final norm that stands where it has none."""
+    """Return the decoder's configuration with the constant final norm that it gets if it has none."""
     return config.model_copy(update={"final_norm": True})
 
 
@@ -151,7 +151,7 @@ class Compat(StockClass):
     is_automatic = False
 
     def export(self, config: ModelConfig, multipliers: Multipliers, weights: Weights) -> Export:
-        """Fold into a final norm, of ones where there is none: it takes up what a tied head needs."""
+        """Fold into a final norm (of ones if there is none), which absorbs what a tied head needs."""
         if not config.final_norm:
             weights = {**weights, "model.norm.weight": torch.ones(config.hidden_size)}
         standing = _with_final_norm(config)
@@ -160,7 +160,7 @@ class Compat(StockClass):
         return self.build(plain, folded)
 
     def state_scale(self, config: ModelConfig, multipliers: Multipliers) -> float:
-        """Return its final states over ours; it always has a final norm."""
+        """Return the ratio of its final states to ours; it always has a final norm."""
         return super().state_scale(_with_final_norm(config), multipliers)
 
     def adapt_thinker(

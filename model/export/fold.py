@@ -1,4 +1,4 @@
-"""Fold what a stock architecture lacks into its weights, so that it computes the same function.
+"""Fold what a stock architecture lacks into the weights, so that it computes the same function.
 
     residual multiplier, branch gain   rows of o_proj and down_proj, or the norm that ends the branch
     attention scale, temperature       gains of the queries' norm, or q_proj
@@ -31,14 +31,14 @@ FOLDED: dict[str, Any] = {
     "mlp_input_scale": None,
     "shaped_temperature": None,
 }
-"""Switches that fold whatever they are -> the value at which they do nothing. A single-scale norm folds as well."""
+"""Switches that fold whatever their value -> the value at which they do nothing. A single-scale norm folds, too."""
 
 
 def folded_config(config: ModelConfig) -> ModelConfig:
-    """Return the decoder as `fold_multipliers` leaves it: every switch that folds has the value that does nothing.
+    """Return the configuration after `fold_multipliers`: every switch that folds has the value that does nothing.
 
-    A tied matrix that would have to hold two different things, because there is no final norm to hold the difference or
-    because it is projected, becomes two.
+    A tied matrix is untied if it would need two different values: there is no final norm to absorb the difference, or
+    the matrix is projected.
     """
     keeps_tie = config.final_norm and not config.embedding_projection
     norm = "rmsnorm" if config.norm == "single_scale_rmsnorm" else config.norm
@@ -52,7 +52,7 @@ def fold_multipliers(weights: Weights, config: ModelConfig, multipliers: Multipl
     Args:
         weights: fp32 weights by name; a tied head has no entry.
         config: the decoder's shape.
-        multipliers: what its forward pass applies.
+        multipliers: those that its forward pass applies.
     """
     folded = {_norm_name(name): _spread(name, weight, config) for name, weight in weights.items()}
     _fold_ends(folded, config, multipliers)
@@ -62,7 +62,7 @@ def fold_multipliers(weights: Weights, config: ModelConfig, multipliers: Multipl
 
 
 def state_scale(config: ModelConfig, multipliers: Multipliers) -> float:
-    """Return the folded model's final states over ours.
+    """Return the ratio of the folded model's final states to ours.
 
     A tied matrix carries the embedding multiplier, so the final norm undoes it for the head.
     """
@@ -74,7 +74,7 @@ def _norm_name(name: str) -> str:
 
 
 def _spread(name: str, weight: Tensor, config: ModelConfig) -> Tensor:
-    """Return a single scale as the vector of gains that it stands for; anything else as it is."""
+    """Expand a single scale to the vector of gains that it stands for; return anything else unchanged."""
     return weight.expand(config.hidden_size).clone() if name.endswith(".scale") else weight
 
 
@@ -112,7 +112,7 @@ def _fold_layer(folded: Weights, layer: str, config: ModelConfig, multipliers: M
 
 
 def _scale(folded: Weights, module: str, factor: Tensor | float) -> None:
-    """Multiply what a module returns: its weight, row by row where the factor is a vector, and its bias."""
+    """Scale a module's output, by its weight (per row for a vector factor) and its bias."""
     weight = folded[f"{module}.weight"]
     rows = factor.view(-1, *[1] * (weight.ndim - 1)) if isinstance(factor, Tensor) else factor
     folded[f"{module}.weight"] = weight * rows

@@ -1,4 +1,4 @@
-"""Convert stock classes with rotary positions to ours: the inverse of rotary_classes.py, class by class."""
+"""Convert models of stock classes with rotary positions to ours: the inverse of rotary_classes.py."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -26,18 +26,18 @@ PLAIN_BY_NAME = {ACTIVATION_NAMES[mlp]: mlp for mlp in UNGATED}
 
 @dataclass(frozen=True)
 class StockKind:
-    """State how one class of transformers is taken over."""
+    """Define how models of one transformers class are converted."""
 
     section: Callable[[Entries], dict[str, Any]]
     """Returns the values of ModelConfig from its configuration."""
     our_names: Callable[[Weights, ModelConfig], Weights] = lambda weights, _: weights
     """Returns its weights under our names."""
     multipliers: Callable[[Entries], Multipliers] | None = None
-    """Returns the multipliers that it applies, from its configuration; None: it applies none."""
+    """Returns the multipliers of its configuration, or None if the class has none."""
 
 
 def _only(entries: Entries, **values: Any) -> None:
-    """Refuse a configuration in which a key is there with another value."""
+    """Refuse a configuration that has one of these keys with a different value."""
     for key, value in values.items():
         if entries.get(key, value) != value:
             raise ValueError(f"{key} = {entries[key]}: only {value} can be taken over")
@@ -89,11 +89,11 @@ def _apertus(entries: Entries) -> dict[str, Any]:
 
 
 def _apertus_weights(stock: Weights, _config: ModelConfig) -> Weights:
-    """Leave out the constants of its activation, which have to be those of our own."""
+    """Drop the constants of its activation, which must equal ours."""
     constants = {name: stock[name].item() for name in stock if name.rpartition(".")[2] in XIELU_CONSTANTS}
     for name, value in constants.items():
         expected = XIELU_CONSTANTS[name.rpartition(".")[2]]
-        if not math.isclose(value, expected, rel_tol=1e-2):  # files of bf16 have them rounded
+        if not math.isclose(value, expected, rel_tol=1e-2):  # bf16 files have them rounded
             raise ValueError(f"{name} = {value}: only {expected} can be taken over")
     weights = {name: weight for name, weight in stock.items() if name not in constants}
     return renamed(weights, {theirs: ours for ours, theirs in APERTUS_NAMES.items()})
@@ -109,7 +109,7 @@ def _olmo2_weights(stock: Weights, _config: ModelConfig) -> Weights:
 
 def _exaone4(entries: Entries) -> dict[str, Any]:
     section = {**_llama(entries), "block": "post_norm", "qk_norm": "head", "attention_bias": False, "mlp_bias": False}
-    if section["sliding_window"] is None:  # with one, it leaves full attention without positions
+    if section["sliding_window"] is None:  # with a window, its full-attention layers have no positions
         _only(entries, sliding_window=None)
     return section
 
@@ -121,7 +121,7 @@ def _cohere(entries: Entries) -> dict[str, Any]:
 
 
 def _cohere_weights(stock: Weights, config: ModelConfig) -> Weights:
-    """Put rows of q and k back: its rotary embedding pairs neighbours, ours the halves of a head."""
+    """Reorder rows of q and k back: its rotary embedding pairs neighbours, ours the halves of a head."""
     order = pairs_of_neighbours(config.head_dim).argsort()
 
     def ours(name: str, weight: Tensor) -> Tensor:
@@ -166,7 +166,7 @@ def _qwen3_5(entries: Entries) -> dict[str, Any]:
 
 
 def _qwen3_5_weights(stock: Weights, config: ModelConfig) -> Weights:
-    """Part queries and their gates, which it has in one projection, head by head."""
+    """Separate queries and their gates, which share one projection, head by head."""
     weights = _from_zero_centred(stock, config)
     for name in [name for name in weights if ".q_proj." in name]:
         both = weights[name].view(config.num_attention_heads, 2, config.head_dim, *weights[name].shape[1:])
@@ -187,4 +187,4 @@ ROTARY = {
     "gemma3_text": StockKind(_gemma3, _from_zero_centred, _gemma_multipliers),
     "qwen3_5_text": StockKind(_qwen3_5, _qwen3_5_weights),
 }
-"""Kinds by the `model_type` of their config.json."""
+"""Kinds by `model_type` in config.json."""

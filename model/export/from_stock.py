@@ -1,8 +1,8 @@
-"""Convert a model of any class that we export to into a decoder of ours, for continued pretraining.
+"""Convert a model of any class that we can export to into our decoder, for continued pretraining.
 
-The decoder applies the multipliers of its parameterization, and a stock class applies none, or its own. The weights are
-divided by what differs, so that the function is the same before the first step; at the base of the parameterization
-nothing differs, and the weights are the stock ones to the last bit.
+Our decoder applies the multipliers of its parameterization; a stock class applies none, or its own. The weights are
+divided by the difference, so that the function is unchanged before the first step. At the base of the parameterization
+there is no difference, and the weights equal the stock ones bitwise.
 """
 
 import math
@@ -17,17 +17,17 @@ from plumbline.model.export.native import KEYS, MODEL_TYPE
 from plumbline.model.export.stock import PLAIN
 from plumbline.model.parameterization.multipliers import Multipliers
 
-STORED_CONSTANT = ".rotary_emb.inv_freq"  # older Llama files have it beside the weights
+STORED_CONSTANT = ".rotary_emb.inv_freq"  # older Llama files store it beside the weights
 
 
 def model_section(entries: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of ModelConfig that compute what a stock configuration computes.
+    """Return the values of ModelConfig that are equivalent to a stock configuration.
 
     Args:
         entries: its config.json with every default filled in.
 
     Raises:
-        ValueError: it is of another class, or has something that this decoder lacks.
+        ValueError: it is of an unknown class, or has a feature that this decoder lacks.
     """
     kind = entries.get("model_type")
     if kind not in KINDS:
@@ -36,13 +36,13 @@ def model_section(entries: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def from_stock(entries: Mapping[str, Any], weights: Weights, config: ModelConfig, multipliers: Multipliers) -> Weights:
-    """Return weights under our names with which the decoder computes what the stock class computes.
+    """Return weights under our names with which the decoder computes the same function as the stock class.
 
     Args:
         entries: as for `model_section`.
-        weights: fp32 weights by the stock names.
+        weights: fp32 weights by stock name.
         config: the decoder, equal to the section.
-        multipliers: what its forward pass applies.
+        multipliers: those that its forward pass applies.
     """
     weights = {name.removeprefix("transformer."): weight for name, weight in weights.items()}
     weights = {name: weight for name, weight in weights.items() if not name.endswith(STORED_CONSTANT)}
@@ -100,4 +100,4 @@ KINDS = {
     "gpt2": StockKind(_gpt2_section, lambda weights, config: gpt2.our_names(weights, config.num_hidden_layers)),
     MODEL_TYPE: StockKind(_native_section),
 }
-"""Kinds that a run can start from, by the `model_type` of their config.json."""
+"""Kinds from which a run can start, by `model_type` in config.json."""

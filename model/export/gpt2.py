@@ -14,7 +14,7 @@ MODULES = {
     "mlp.up_proj": "mlp.c_fc",
     "mlp.down_proj": "mlp.c_proj",
 }
-"""Modules of a block that GPT-2 has one for one."""
+"""Modules of a block that have a direct counterpart in GPT-2."""
 
 
 def _gpt2(config: ModelConfig, weights: Weights) -> Export:
@@ -61,10 +61,10 @@ def _gpt2(config: ModelConfig, weights: Weights) -> Export:
 
 
 def our_names(stock: Weights, layers: int) -> Weights:
-    """Return the weights of GPT-2, without the prefix `transformer.`, under our names: the inverse.
+    """Return GPT-2 weights, given without the prefix `transformer.`, under our names: the inverse.
 
     Raises:
-        ValueError: they are of more blocks than these.
+        ValueError: the weights have more blocks than `layers`.
     """
     if more := sorted(name for name in stock if name.startswith(f"h.{layers}.")):
         raise ValueError(f"n_layer = {layers}, and the files hold {more[0]} as well: correct n_layer in config.json")

@@ -1,15 +1,15 @@
-"""Say what readers of transformers 4 look for in config.json, beside what transformers 5 writes."""
+"""Add the entries that readers of transformers 4 expect in config.json to those that transformers 5 writes."""
 
 from collections.abc import Mapping
 from typing import Any
 
 
 def older_rope_entries(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `rope_theta` and the like, as `rope_parameters` has them.
+    """Return `rope_theta` and related entries, copied from `rope_parameters`.
 
-    Readers that do not know `rope_parameters` take a class's own default where these are missing, and say nothing.
-    Scaled positions are left out where transformers 5 would take them for more than they are: in a class with partial
-    rotation, which is younger than those readers, and in one with two kinds of layers.
+    Readers that do not know `rope_parameters` silently use a class's default if these are missing. Scaled positions are
+    left out where transformers 5 would misinterpret them: in classes with partial rotation, which are newer than those
+    readers, and in classes with two kinds of layers.
     """
     ropes = config.get("rope_parameters")
     if not ropes:

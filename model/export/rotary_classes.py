@@ -1,6 +1,6 @@
-"""Export to stock classes with rotary positions: Llama, and those that share most of its configuration and names.
+"""Export to stock classes with rotary positions: Llama, and classes that share most of its configuration and names.
 
-Weights arrive folded (fold.py) and configurations with every folded switch at its plain value.
+Weights are already folded (fold.py), and folded switches in configurations have their plain values.
 """
 
 import math
@@ -20,9 +20,9 @@ APERTUS_NAMES = {
     "mlp.activation": "mlp.act_fn",
 }
 OLMO2_NAMES = {"q_whole_norm": "q_norm", "k_whole_norm": "k_norm"}
-"""Parts of our names -> those of the class."""
+"""Parts of our names -> the class's names."""
 XIELU_CONSTANTS = {"beta": 0.5, "eps": -1e-6}
-"""The activation's constants; transformers stores them."""
+"""The activation's constants, which transformers stores."""
 
 
 def _llama(config: ModelConfig, weights: Weights) -> Export:
@@ -95,7 +95,7 @@ def _gemma_embedding_scale(config: ModelConfig) -> float:
 
 
 def _gemma(config: ModelConfig, weights: Weights) -> tuple[dict[str, Any], Weights]:
-    """Build what Gemma 2 and 3 share: an embedding multiplied by sqrt(width), norms stored as gain - 1."""
+    """Build the common part of Gemma 2 and 3: an embedding multiplied by sqrt(width), norms stored as gain - 1."""
     factor = _gemma_embedding_scale(config)
     stock = dict(weights)
     stock["model.embed_tokens.weight"] = weights["model.embed_tokens.weight"] / factor
@@ -141,7 +141,7 @@ def _cohere(config: ModelConfig, weights: Weights) -> Export:
 
 
 def pairs_of_neighbours(head_dim: int) -> torch.Tensor:
-    """Return the rows of a head in the order in which what rotates together is side by side: 0, half, 1, half + 1."""
+    """Return the row order of a head that puts rotating pairs side by side: 0, half, 1, half + 1, ..."""
     return torch.arange(head_dim).view(2, head_dim // 2).T.flatten()
 
 
@@ -187,7 +187,7 @@ GEMMA2 = StockClass(
 GEMMA3 = replace(
     GEMMA2,
     build=_gemma3,
-    # Its fused attention forgets the cap
+    # Its fused attention ignores the cap
     allows={**GEMMA2.allows, "qk_norm": ("head",), "attn_logit_softcapping": (None,)},
 )
 COHERE = StockClass(

@@ -1,7 +1,7 @@
-"""Define what a stock Hugging Face class computes: a table of plain switches, and what each class allows beyond it.
+"""Define what a stock Hugging Face class can compute: a table of plain switches, and what each class adds.
 
-A folder that loads and computes something else is worse than none, so a switch that a class does not name must have
-its plain value. Every field of ModelConfig is in one of the three sets below; a test holds it to that.
+A folder that loads but computes something else is worse than none, so a switch that a class does not list must have its
+plain value. Every field of ModelConfig is in one of the three sets below, which a test enforces.
 """
 
 import math
@@ -17,7 +17,7 @@ from plumbline.model.decoder import CausalLM
 from plumbline.model.export.fold import Weights, fold_multipliers, folded_config, state_scale
 from plumbline.model.parameterization.multipliers import Multipliers
 
-Export = tuple[dict[str, Any], Weights]  # entries of config.json ("model_type" included), weights by the stock names
+Export = tuple[dict[str, Any], Weights]  # entries of config.json ("model_type" included), weights by stock name
 
 SHAPES = frozenset(
     {
@@ -35,7 +35,7 @@ SHAPES = frozenset(
         "tie_word_embeddings",
     }
 )
-"""What every class has, as a number of its own."""
+"""Sizes that every class supports."""
 
 TRAINING = frozenset(
     {
@@ -47,10 +47,10 @@ TRAINING = frozenset(
         "document_mask",
         "dropout",
         "initializer_range",
-        "pruning_rank",  # of attention: pruned, which no target has
+        "pruning_rank",  # only for `attention: pruned`, which no target supports
     }
 )
-"""What matters only while training: the function of one document is the same without."""
+"""Keys that only matter in training: they do not change the function of a single document."""
 
 PLAIN: dict[str, Any] = {
     "block": "pre_norm",
@@ -78,66 +78,67 @@ PLAIN: dict[str, Any] = {
     "sliding_window": None,
     "final_logit_softcapping": None,
 }
-"""The value of every other switch in a class that knows nothing of it. Some fold to it: see `fold.folded_config`."""
+"""The implied value of every other switch in a class that lacks it. Some fold to it: see `fold.folded_config`."""
 
 
 @dataclass(frozen=True)
 class Headroom:
-    """Say how far the stream stays below constants that a target puts into it."""
+    """Measure how far the stream stays below the constants that a target adds to it."""
 
     constant_channels: int
     largest: float
-    """Largest sum of squares of the stream that was met, over tokens and blocks."""
+    """Largest observed sum of squares of the stream, over tokens and blocks."""
     limit: float
-    """2^-12 of the constants' own sum of squares: above it norms would no longer be constant."""
+    """2^-12 of the constants' sum of squares, above which norms would no longer be constant."""
 
 
 class Target:
-    """Write decoders for transformers in one way; each is a line of `TARGETS` (targets.py).
+    """Export decoders to transformers in one way; each target is a line of `TARGETS` (targets.py).
 
-    What it computes, `refusal` says; every method is given the decoder's own configuration, not a folded one.
+    `refusal` decides which decoders it supports. Every method takes the decoder's original configuration, not a folded
+    one.
     """
 
     is_automatic: ClassVar[bool] = True
     """Whether `--target auto` may choose it."""
     code: ClassVar[tuple[Path, ...]] = ()
-    """Files of code that go into the folder."""
+    """Code files that are copied into the folder."""
 
     def refusal(self, config: ModelConfig) -> str | None:
-        """Return why it does not compute a decoder, as a sentence about `the target`; None if it does."""
+        """Return why it cannot compute a decoder, as a sentence about `the target`, or None if it can."""
         raise NotImplementedError
 
     def export(self, config: ModelConfig, multipliers: Multipliers, weights: Weights) -> Export:
-        """Return configuration and weights of a decoder that it does not refuse."""
+        """Return configuration and weights of a decoder that it supports."""
         raise NotImplementedError
 
     def folds(self, _config: ModelConfig, multipliers: Multipliers) -> Multipliers:
-        """Return the multipliers that go into the weights; those that its configuration has are as usual."""
+        """Return the multipliers to fold into the weights; those with a configuration entry have their usual values."""
         return multipliers
 
     def state_scale(self, config: ModelConfig, multipliers: Multipliers) -> float:
-        """Return its final states over ours."""
+        """Return the ratio of its final states to ours."""
         return state_scale(config, self.folds(config, multipliers))
 
     def adapt_thinker(
         self, _config: ModelConfig, settings: dict[str, Any], thinker: Weights
     ) -> tuple[dict[str, Any], Weights]:
-        """Return the thinker of latent lookahead (thinker.py) for its stream."""
+        """Return the thinker of latent lookahead (thinker.py), adapted to its stream."""
         return settings, thinker
 
     def headroom(self, _model: CausalLM, _tokens: Tensor) -> Headroom | None:
-        """Measure the stream on tokens [B, T], where the target is exact for small ones only; else None."""
+        """Measure the stream on tokens [B, T] if the target is only exact for small streams, else return None."""
         return None
 
 
 @dataclass(frozen=True)
 class StockClass(Target):
-    """Write decoders for one class of transformers."""
+    """Export decoders to one transformers class."""
 
     build: Callable[[ModelConfig, Weights], Export]
-    """Returns its configuration and weights, from a folded decoder that it computes."""
+    """Returns its configuration and weights for a folded decoder that it supports."""
     allows: Mapping[str, tuple[Any, ...] | None]
-    """Switch -> values that it computes where they are others than the plain one; None: any."""
+    """Switch -> supported values besides the plain one, or None for any value."""
     whole_heads: bool = False
     """hidden_size must be a multiple of num_attention_heads, head_dim or not."""
     free_head_dim: bool = True
@@ -145,9 +146,9 @@ class StockClass(Target):
     equal_heads: bool = False
     """Every query head has its own key/value head."""
     multiplier_entries: Callable[[Multipliers], dict[str, Any]] | None = None
-    """Entries of its configuration for all four multipliers; None: it has none, and they fold into the weights."""
+    """Returns its configuration entries for all four multipliers, or None if it has none and they fold."""
     embedding_scale: Callable[[ModelConfig], float] | None = None
-    """What it multiplies embeddings of tokens by, and nothing else that enters its first block. None: nothing."""
+    """Returns its factor on token embeddings, which does not apply to `inputs_embeds`. None: no factor."""
 
     def export(self, config: ModelConfig, multipliers: Multipliers, weights: Weights) -> Export:
         """Fold what the class lacks into the weights, and build its configuration."""
@@ -158,24 +159,24 @@ class StockClass(Target):
         return entries, stock
 
     def folds(self, config: ModelConfig, multipliers: Multipliers) -> Multipliers:
-        """Return all multipliers; or none, and weights without learned gains stay as trained."""
+        """Return all multipliers, or none if the class has entries for them, so that weights can stay as trained."""
         if self.multiplier_entries is None:
             return multipliers
         return Multipliers(attention=1 / math.sqrt(config.head_dim))
 
     def state_scale(self, config: ModelConfig, multipliers: Multipliers) -> float:
-        """Return its final states over ours: a tied head undoes what the class does to embeddings."""
+        """Return the ratio of its final states to ours: a tied head undoes the class's embedding scale."""
         scale = super().state_scale(config, multipliers)
         if self.embedding_scale is not None and folded_config(config).tie_word_embeddings:
             scale *= self.embedding_scale(config)
         return scale
 
     def refusal(self, config: ModelConfig) -> str | None:
-        """Return the first switch whose value it does not compute."""
+        """Return the first switch whose value it does not support, or None."""
         return self.refusal_of_folded(folded_config(config))
 
     def refusal_of_folded(self, config: ModelConfig) -> str | None:
-        """Return the same for a decoder that is folded already."""
+        """Return the same for a configuration that is already folded."""
         width, heads = config.hidden_size, config.num_attention_heads
         if self.whole_heads and width % heads:
             return (
@@ -215,7 +216,7 @@ def llama_entries(config: ModelConfig) -> dict[str, Any]:
 
 
 def rope_parameters(config: ModelConfig) -> dict[str, Any]:
-    """Return the entry of config.json that says how positions are rotated."""
+    """Return the config.json entry for the rotary embedding."""
     scaling = {"rope_type": "default"} if config.rope_scaling is None else config.rope_scaling.model_dump()
     return {**{key: value for key, value in scaling.items() if value is not None}, "rope_theta": config.rope_theta}
 
@@ -231,11 +232,11 @@ ACTIVATION_NAMES = {
 }
 """`hidden_act` of transformers; gated and plain MLPs differ by their class."""
 GATED, UNGATED = ("swiglu", "geglu"), ("gelu", "gelu_tanh", "relu", "relu2")
-"""What the classes of transformers have of `model.mlp`."""
+"""Values of `model.mlp` that transformers classes support."""
 
 
 def renamed(weights: Weights, names: Mapping[str, str]) -> Weights:
-    """Return the weights with the first fitting part of each name replaced."""
+    """Return the weights with the first matching part of each name replaced."""
     return {_rename(name, names): weight for name, weight in weights.items()}
 
 

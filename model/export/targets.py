@@ -1,4 +1,4 @@
-"""Choose the Hugging Face class that `--target` means, and build a decoder's configuration and weights for it."""
+"""Choose the Hugging Face class for `--target`, and build a decoder's configuration and weights for it."""
 
 from plumbline.model.config import ModelConfig
 from plumbline.model.export import rotary_classes
@@ -26,11 +26,11 @@ TARGETS: dict[str, Target] = {
     "compat": COMPAT,
     "native": NATIVE,
 }
-"""Targets by name; auto takes the first that may be chosen so and computes the decoder."""
+"""Targets by name; auto takes the first automatic one that supports the decoder."""
 
 
 def resolved(target: str, config: ModelConfig) -> str:
-    """Return the name of the target, or of the one that auto stands for.
+    """Return the name of the target, with auto resolved.
 
     Args:
         target: a key of TARGETS, or auto.
@@ -56,9 +56,9 @@ def to_hugging_face(target: str, config: ModelConfig, multipliers: Multipliers, 
     """Return configuration and fp32 weights for a Hugging Face class.
 
     Args:
-        target: a key of TARGETS, or auto: the stock class that computes this decoder, else native.
+        target: a key of TARGETS, or auto: the stock class that supports this decoder, else native.
         config: the decoder's shape.
-        multipliers: what its forward pass applies.
+        multipliers: those that its forward pass applies.
         weights: its fp32 weights by name.
 
     Raises:

@@ -1,11 +1,11 @@
-"""Export the thinker of latent lookahead beside a model: what turns a final state of its class into a slot's input.
+"""Export the thinker of latent lookahead beside a model: it turns a final state of the class into a slot's input.
 
     in training     (state * initializer_range * gain + role) * embedding multiplier
     exported        state * gain + role
 
-A class's states are ours times a factor where the head is tied, come before an embedding projection, and are wider with
-constant channels. Granite multiplies what it is given; classes with learned positions add them. `native/lookahead.py`
-is the code that goes with it, copied as it is.
+A class's states are ours times a factor if the head is tied, come before an embedding projection, and are wider with
+constant channels. Granite multiplies `inputs_embeds`; classes with learned positions add them. `native/lookahead.py` is
+the code that uses it, copied unchanged.
 """
 
 from pathlib import Path
@@ -26,13 +26,13 @@ FILE = "lookahead.safetensors"
 def export_thinker(
     target: str, config: ModelConfig, multipliers: Multipliers, decoding: Decoding, weights: Weights
 ) -> tuple[dict[str, Any], Weights]:
-    """Return settings and fp32 tensors that the code reads.
+    """Return the settings and fp32 tensors that this code reads.
 
     Args:
         target: as for `to_hugging_face`.
         config: the decoder's shape.
-        multipliers: what its forward pass applies.
-        decoding: how it was trained to think.
+        multipliers: those that its forward pass applies.
+        decoding: how the model was trained to think.
         weights: fp32 weights by name, those of the objective included.
     """
     home = TARGETS[resolved(target, config)]
@@ -56,6 +56,6 @@ def export_thinker(
     scale = home.state_scale(config, multipliers)
     if config.final_norm:
         thinker["gain"] = thinker["gain"] / scale
-    else:  # a state is normalised first, whatever its scale
+    else:  # a state is normalised first, so its scale does not matter
         settings["norm_eps"] = torch.finfo(torch.float32).eps * scale**2
     return home.adapt_thinker(config, settings, thinker)

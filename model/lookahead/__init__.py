@@ -1,4 +1,4 @@
-"""Think about the tokens to come in the model's own state space: latent lookahead (arXiv 2603.20219).
+"""Think about future tokens in the model's own state space: latent lookahead (arXiv 2603.20219).
 
 anchors.py      at which tokens to think
 masks.py        who sees whom

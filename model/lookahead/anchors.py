@@ -1,7 +1,7 @@
-"""Choose at which tokens thoughts begin, among those that have something to predict.
+"""Choose the tokens at which thoughts begin, among those with something to predict.
 
-A choice depends on the run's seed and the number of the sample in the training order alone, so it is the same on
-every number of ranks and after every interruption.
+The choice depends only on the run's seed and the sample's number in the training order, so it is the same for any
+number of ranks and after every interruption.
 """
 
 from collections.abc import Iterator
@@ -18,20 +18,20 @@ _GOLDEN, _MIX_1, _MIX_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB1331
 
 @dataclass(frozen=True)
 class Anchors:
-    """Hold K tokens of each row."""
+    """Hold the K anchors of each row."""
 
     index: Tensor
-    """[B, K]: place in the row, ascending; 0 where the row has fewer than K."""
+    """[B, K]: position in the row, ascending; 0 for missing anchors."""
     valid: Tensor
-    """[B, K]: whether there is one."""
+    """[B, K]: whether the anchor exists."""
 
 
 def text_anchor_problems(policy: AnchorPolicy, text: str | None) -> Iterator[str]:
-    """Yield why anchors cannot begin where labels begin: in a text that is the first token.
+    """Yield a problem if anchors would begin where labels begin in a text, which is its first token.
 
     Args:
         policy: how anchors are chosen.
-        text: key of the first source whose tokens all have labels; None: there is none.
+        text: key of the first source whose tokens all have labels, or None if there is none.
     """
     if text is not None and policy in ("response_start", "sequential"):
         yield (
@@ -51,21 +51,21 @@ def choose_anchors(
     """Choose up to `count` anchors in each row.
 
     Args:
-        policy: stratified: one in each of `count` equal stretches of the tokens with labels, any alike. entropy: the
-            same, a token as likely as its entropy. response_start: the tokens at which the labels begin. sequential:
-            the first with labels. random: the first, and any others.
+        policy: stratified: one in each of `count` equal stretches of the tokens with labels, drawn uniformly. entropy:
+            the same, drawn in proportion to entropy. response_start: the tokens at which labels begin. sequential: the
+            first with labels. random: the first, and random others.
         count: K.
         labels: [B, T]; only a token whose label is not ignored can be an anchor.
         draws: [B, T] in (0, 1), from `uniform`.
-        probability: of random: the chance of each token, before the first K in random order are taken.
-        entropy: [B, T] in nats, for the policy of that name.
+        probability: for random: the chance of each token, before the first K in random order are taken.
+        entropy: [B, T] in nats, for the policy entropy.
     """
     length = labels.size(1)
     has_target = labels >= 0
     place = torch.arange(length, device=labels.device).expand_as(labels)
     first = has_target & (has_target.cumsum(1) == 1)
     if policy in ("stratified", "entropy"):
-        # The largest of u^(1/w) is as likely as its weight w
+        # The probability that u^(1/w) is the largest is proportional to its weight w
         score = draws if entropy is None else draws.log() / entropy.double().clamp_min(1e-9)
         rank = (has_target.cumsum(1) - 1).clamp_min(0)
         stretch = rank * count // has_target.sum(1, keepdim=True).clamp_min(1)
@@ -97,9 +97,9 @@ def _ascending(index: Tensor, valid: Tensor) -> Anchors:
 
 
 def slot_labels(anchors: Anchors, labels: Tensor, document_ids: Tensor, horizon: int) -> Tensor:
-    """Return [B, K, horizon]: what slot j of a thought predicts, the j-th token after its anchor.
+    """Return the labels [B, K, horizon] of slots: slot j of a thought predicts the j-th token after its anchor.
 
-    It is -100 beyond the document.
+    They are -100 beyond the document.
 
     Args:
         anchors: of the rows.
@@ -117,20 +117,20 @@ def slot_labels(anchors: Anchors, labels: Tensor, document_ids: Tensor, horizon:
 
 
 def whole_thoughts(labels: Tensor, document_ids: Tensor, horizon: int) -> Tensor:
-    """Return the labels [B, T] of tokens at which a thought would have a target in every slot; -100 elsewhere."""
+    """Return the labels [B, T], with -100 for tokens at which a thought would lack a target in some slot."""
     whole = (labels_ahead(labels, document_ids, horizon) >= 0).all(-1)
     return labels.masked_fill(~whole, -100)
 
 
 def labels_ahead(labels: Tensor, document_ids: Tensor, horizon: int) -> Tensor:
-    """Return [B, T, horizon]: the 1st, 2nd, ... token after each token; -100 beyond its document."""
+    """Return [B, T, horizon]: the 1st, 2nd, ... token after each token, -100 beyond its document."""
     place = torch.arange(labels.size(1), device=labels.device).expand_as(labels)
     everywhere = Anchors(place, torch.ones_like(place, dtype=torch.bool))
     return slot_labels(everywhere, labels, document_ids, horizon)
 
 
 def uniform(seed: int, sample_index: Tensor, length: int) -> Tensor:
-    """Return random numbers in (0, 1), [B, length] fp64, a pure function of the seed and of each row's number [B]."""
+    """Return random numbers in (0, 1), [B, length] fp64: a pure function of the seed and each sample's number [B]."""
     rows = _mix(sample_index.long() + _signed(seed * _GOLDEN))
     columns = torch.arange(1, length + 1, device=sample_index.device) * _signed(_GOLDEN)
     return ((_mix(rows[:, None] + columns) >> 12 & (2**52 - 1)).double() + 0.5) / 2**52
@@ -139,8 +139,8 @@ def uniform(seed: int, sample_index: Tensor, length: int) -> Tensor:
 def _mix(words: Tensor) -> Tensor:
     """Return the splitmix64 finalizer of each word; int64 wraps around as uint64 does.
 
-    `data/order.py` has the same of NumPy arrays. The model may not import the data, and torch has no uint64 arithmetic,
-    so there are two; a test holds them to each other.
+    `data/order.py` has the same for NumPy arrays. There are two because model must not import data, and torch lacks
+    uint64 arithmetic; a test compares them.
     """
     words = (words ^ _shift(words, 30)) * _signed(_MIX_1)
     words = (words ^ _shift(words, 27)) * _signed(_MIX_2)
@@ -148,7 +148,7 @@ def _mix(words: Tensor) -> Tensor:
 
 
 def _shift(words: Tensor, bits: int) -> Tensor:
-    """Shift to the right, filling up with zeros."""
+    """Shift right, filling with zeros."""
     return words >> bits & (1 << 64 - bits) - 1
 
 

@@ -1,4 +1,4 @@
-"""Decode with thoughts: the first slot gives the next token, or later slots draft what the plain model then checks."""
+"""Decode with thoughts: the first slot gives the next token, or later slots draft and the plain model verifies."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class Trigger:
 
     kind: Literal["first", "every", "probability", "entropy"]
     """first: at the prompt's last token only. every: there, and at each `value`-th token after it. probability: at each
-    token with that chance. entropy: where the prediction is less certain than `value` nats."""
+    token with that chance. entropy: where the entropy of the prediction exceeds `value` nats."""
     value: float = 1.0
 
     def fires(self, number: int, logits: Tensor, generator: torch.Generator | None) -> bool:
@@ -50,22 +50,22 @@ def generate_thinking(
     top_p: float | None = None,
     generator: torch.Generator | None = None,
 ) -> Iterator[Tensor]:
-    """Yield the continuation of prompt [1, T] token by token, each [1]; after a thought its first slot speaks.
+    """Yield the continuation of prompt [1, T] token by token, each [1]; after a thought, its first slot predicts.
 
     Args:
         model: trained with latent lookahead.
-        thinker: of that objective.
-        commits: tokens see the thoughts before them, as with `commit: thoughts`.
-        prompt: what to continue.
-        max_new_tokens: at most.
+        thinker: the thinker of its objective.
+        commits: whether tokens see the thoughts before them, as with `commit: thoughts`.
+        prompt: token ids to continue.
+        max_new_tokens: most tokens to yield.
         trigger: when to think.
-        temperature: as in `model.generation.generate`, with the rest.
-        top_k: see there.
-        top_p: see there.
-        generator: of random numbers.
+        temperature: as in `model.generation.generate`.
+        top_k: see `model.generation.generate`.
+        top_p: see `model.generation.generate`.
+        generator: random generator.
 
     Raises:
-        ValueError: as `generate`; or several sequences, which would think at different tokens.
+        ValueError: as for `generate`, or several sequences are given, which would think at different tokens.
     """
     check_request(model.config, prompt, max_new_tokens, temperature, top_k, top_p)
     if prompt.size(0) != 1:
@@ -89,7 +89,7 @@ def generate_thinking(
 
 
 def think(model: CausalLM, thinker: Thinker, state: Tensor, cache: list[LayerCache]) -> tuple[Tensor, Memory]:
-    """Think at the last token in the cache, whose final state is given, [1, 1, D]; see `Thinker`."""
+    """Think at the last token in the cache, given its final state [1, 1, D]; see `Thinker`."""
     text = Text(torch.arange(cache[0].length, device=state.device)[None], None)
     return thinker.think(model.model, state, _memory(cache), text, _last(text))
 
@@ -101,7 +101,7 @@ def _last(text: Text) -> Anchors:
 
 
 class _Committed:
-    """Hold the second stream of text, which sees thoughts: its keys and values, and where they stand."""
+    """Hold the second stream of text, which sees thoughts: its keys and values and their positions."""
 
     def __init__(self, model: CausalLM) -> None:
         self.model = model
@@ -110,7 +110,7 @@ class _Committed:
         self.length = 0  # tokens of text
 
     def read(self, tokens: Tensor) -> Tensor:
-        """Read new tokens [1, n]; return the final state of the last one, [1, 1, D]."""
+        """Read new tokens [1, n], and return the final state of the last one, [1, 1, D]."""
         end = self.length + tokens.size(1)
         places = torch.arange(end, device=tokens.device)[None]
         query = text_entries(Text(places, None)).map(lambda field: field[:, self.length :])
@@ -132,7 +132,7 @@ class _Committed:
 
 @dataclass
 class Drafts:
-    """Count what became of drafts."""
+    """Count drafted and accepted tokens."""
 
     drafted: int = 0
     """Tokens that slots proposed."""
@@ -141,11 +141,11 @@ class Drafts:
     text_passes: int = 0
     """Passes of the plain model, each over a draft."""
     slot_passes: int = 0
-    """Passes of slots, one after the other, that made the drafts."""
+    """Sequential passes of slots that made the drafts."""
 
 
 def check_verifiable(model: nn.Module) -> None:
-    """Refuse to verify drafts where reading them would change how the text before them is rounded.
+    """Refuse to verify drafts if reading them would change how the text before them is rounded.
 
     Raises:
         ValueError: names the quantizers whose scales span several tokens.
@@ -162,21 +162,21 @@ def check_verifiable(model: nn.Module) -> None:
 def generate_verified(
     model: CausalLM, thinker: Thinker, prompt: Tensor, max_new_tokens: int, drafts: Drafts
 ) -> Iterator[Tensor]:
-    """Yield the greedy continuation of prompt [1, T], the one that the plain model gives, in fewer text passes.
+    """Yield the plain model's greedy continuation of prompt [1, T], in fewer text passes.
 
-    Slots 2 to tau propose the tokens after the next one; one pass of the plain model over the proposal says how much of
-    it was right. A thought takes passes as well: tau of them as it grows, which is no gain, or as many as `passes` says
-    where all slots are there at once (growth fixed).
+    Slots 2 to tau propose the tokens after the next one, and one pass of the plain model over the proposal verifies it.
+    A thought takes passes as well: tau if it grows, which gains nothing, or `passes` if all slots run at once (growth
+    fixed).
 
     Args:
         model: trained with latent lookahead.
-        thinker: of that objective.
-        prompt: what to continue.
-        max_new_tokens: at most.
-        drafts: counts what happens.
+        thinker: the thinker of its objective.
+        prompt: token ids to continue.
+        max_new_tokens: most tokens to yield.
+        drafts: counters to update.
 
     Raises:
-        ValueError: as `generate_thinking` and `check_verifiable`.
+        ValueError: as for `generate_thinking` and `check_verifiable`.
     """
     check_request(model.config, prompt, max_new_tokens, 0.0, None, None)
     check_verifiable(model)
@@ -209,10 +209,10 @@ def generate_verified(
             if _logits(model, read[:, right : right + 1]).argmax(-1) != proposal[:, right + 1]:
                 break
             right += 1
-            drafts.accepted += 1  # before it is said: who listens may stop there
+            drafts.accepted += 1  # before yielding, since the caller may stop there
             yield proposal[:, right]
         made += right
-        for layer in cache:  # forget what was wrong
+        for layer in cache:  # drop what was wrong
             layer.length = before + 1 + right
         states = read[:, right : right + 1]
 

@@ -1,4 +1,4 @@
-"""Decide which tokens and slots see which in latent lookahead, and write attention masks by it.
+"""Define which tokens and slots see each other in latent lookahead, and build attention masks from that.
 
 | query         | earlier text                | other thoughts | own thought                  |
 |---------------|-----------------------------|----------------|------------------------------|
@@ -6,11 +6,11 @@
 | slot          | up to its anchor            | never          | all of it, or up to itself   |
 | text, second  | as ever, in its own stream  | all before it  | -                            |
 
-The second stream of text is there only when thoughts are committed. "As ever" means causal, within the sliding window,
-and within the document if the configuration masks documents; the window counts positions, and the same holds for slots.
+The second stream of text exists only if thoughts are committed. "As ever" means causal, within the sliding window, and
+within the document if the configuration masks documents. The window counts positions, and also applies to slots.
 
-`sees` is this table. A mask writes it out for every pair; a fused kernel evaluates it by itself, and passes over the
-blocks in which nothing is seen.
+`sees` implements this table. A dense mask evaluates it for every pair; a fused kernel evaluates it on the fly and skips
+blocks that are fully masked.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,16 +26,16 @@ from plumbline.model.lookahead.anchors import Anchors
 
 @dataclass(frozen=True)
 class Text:
-    """Hold where the tokens of the rows stand, and in which document if documents are masked."""
+    """Hold the positions of tokens, and their documents if documents are masked."""
 
     positions: Tensor
-    """[B, T]: position, as the rotary embedding takes it."""
+    """[B, T]: position for the rotary embedding."""
     document_ids: Tensor | None
     """[B, T], or None if documents see each other."""
 
 
 def text_of(config: ModelConfig, batch: Mapping[str, Tensor]) -> Text:
-    """Return where the tokens of a batch stand for this model."""
+    """Return the positions and documents of a batch's tokens for this model."""
     if config.document_mask:
         return Text(batch["positions"], batch["document_ids"])
     rows, length = batch["input_ids"].shape
@@ -45,16 +45,16 @@ def text_of(config: ModelConfig, batch: Mapping[str, Tensor]) -> Text:
 
 @dataclass(frozen=True)
 class Entries:
-    """Hold what queries and keys are, [B, N] each: tokens of the text, slots of thoughts, or one after the other."""
+    """Describe queries or keys, [B, N] each: tokens of the text, slots of thoughts, or both concatenated."""
 
     place: Tensor
-    """A token's place in its row; a slot has that of its anchor."""
+    """Index of a token in its row; a slot has that of its anchor."""
     thought: Tensor
-    """Number of a slot's thought in its row, from 0; -1 for text."""
+    """Number of a slot's thought in its row, from 0, or -1 for text."""
     number: Tensor
     """Number of a slot in its thought, from 0."""
     position: Tensor
-    """Position, as the rotary embedding takes it; slot j of a thought stands where token j - 1 after the anchor is."""
+    """Position for the rotary embedding; slot j of a thought has that of token j - 1 after the anchor."""
     document: Tensor
     """Number of the document; 0 everywhere if documents see each other."""
 
@@ -84,7 +84,7 @@ def slot_entries(text: Text, anchors: Anchors, numbers: range) -> Entries:
     shape = (*anchors.index.shape, len(numbers))
     number = torch.arange(numbers.start, numbers.stop, device=anchors.index.device).expand(shape)
     thought = torch.arange(shape[1], device=anchors.index.device)[:, None].expand(shape)
-    # What is not there stands behind all text, which therefore never sees it
+    # Missing anchors are placed after all text, which therefore never sees them
     place = torch.where(anchors.valid, anchors.index, text.positions.size(1))[:, :, None].expand(shape)
     position = text.positions.gather(1, anchors.index)[:, :, None] + number
     document = _documents(text).gather(1, anchors.index)[:, :, None].expand(shape)
@@ -96,11 +96,11 @@ def _documents(text: Text) -> Tensor:
 
 
 def sees(query: Entries, key: Entries, window: int | None, bidirectional: bool) -> Tensor:
-    """Return whether queries look at keys, elementwise.
+    """Return whether queries attend to keys, elementwise.
 
     Args:
-        query: what looks.
-        key: what is looked at.
+        query: entries that attend.
+        key: entries that are attended to.
         window: sliding window, in positions.
         bidirectional: whether a slot sees later ones of its thought.
     """
@@ -117,19 +117,19 @@ def sees(query: Entries, key: Entries, window: int | None, bidirectional: bool) 
 def attention_mask(
     config: ModelConfig, query: Entries, key: Entries, bidirectional: bool, in_blocks: bool = False
 ) -> Tensor | BlockMask:
-    """Return the mask of all layers, written out or in blocks."""
+    """Return the mask of all layers, dense or in blocks."""
     make = block_mask if in_blocks else dense_mask
     return make(query, key, config.sliding_window, bidirectional)
 
 
 def dense_mask(query: Entries, key: Entries, window: int | None, bidirectional: bool) -> Tensor:
-    """Return the mask written out: [B, 1, queries, keys], bool."""
+    """Return the dense mask: [B, 1, queries, keys], bool."""
     queries, keys = query.map(lambda field: field[:, :, None]), key.map(lambda field: field[:, None])
     return sees(queries, keys, window, bidirectional)[:, None]
 
 
 def block_mask(query: Entries, key: Entries, window: int | None, bidirectional: bool) -> BlockMask:
-    """Return the same mask as `dense_mask` in blocks, for FlexAttention."""
+    """Return the same mask as `dense_mask` as a block mask for FlexAttention."""
 
     def rule(row: Tensor, _head: Tensor, q: Tensor, k: Tensor) -> Tensor:
         return sees(query.map(lambda f: f[row, q]), key.map(lambda f: f[row, k]), window, bidirectional)

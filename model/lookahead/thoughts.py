@@ -1,10 +1,10 @@
-"""Run the passes that think: text once, then every thought of a batch in parallel, slot by slot.
+"""Run the passes of thinking: the text once, then every thought of a batch in parallel, slot by slot.
 
-A thought at token i has slots 1 to tau. Slot j stands at the position of token i + j - 1 and its final state predicts
-token i + j. Its input is a state: slot 1 takes that of token i, slot j + 1 what slot j ended in. Thoughts read the
-keys and values that the text pass left in every layer and never write there, so all thoughts of a batch grow at once
-and are what each would be alone (arXiv 2603.20219 lets text read thoughts and thoughts read that text; then only one
-thought for each sequence is exact).
+A thought at token i has slots 1 to tau. Slot j has the position of token i + j - 1 and its final state predicts token i
++ j. Its input is a state: slot 1 takes that of token i, slot j + 1 the final state of slot j. Thoughts read the keys
+and values of the text pass in every layer but never add to them, so all thoughts of a batch grow at once, each as if it
+were alone (in arXiv 2603.20219 text reads thoughts and thoughts read that text; then only one thought per sequence is
+exact).
 """
 
 from dataclasses import dataclass, replace
@@ -36,44 +36,44 @@ class ThoughtSettings:
     horizon: int
     """tau: slots of a thought."""
     growth: Growth
-    """grow: one slot more in each pass. fixed: all slots in each of `passes` passes. at_once: all slots in one pass,
-    and no state enters them."""
+    """grow: one more slot in each pass. fixed: all slots in each of `passes` passes. at_once: all slots in one pass,
+    without state inputs."""
     passes: int
     """Number of passes with growth fixed."""
     bidirectional: bool
-    """Whether a slot sees the later ones of its thought. If not, what a grown slot computed stays, and a pass computes
-    the new slot alone."""
+    """Whether a slot sees later ones of its thought. If not, grown slots stay fixed, and each pass only computes the
+    new slot."""
     detach_states: bool = False
-    """Stop gradients where a state, the anchor's or a slot's, becomes an input."""
+    """Stop gradients where a state (of the anchor or a slot) becomes an input."""
     detach_text: bool = False
     """Stop gradients from thoughts into the text pass."""
     masks: Masks = "dense"
-    """While training on a GPU: written out, or in blocks for FlexAttention."""
+    """In training on a GPU: dense masks, or block masks for FlexAttention."""
 
     @property
     def passes_run(self) -> int:
-        """Return the number of passes, one after the other, until a thought is whole."""
+        """Return the number of sequential passes until a thought is complete."""
         return {"grow": self.horizon, "fixed": self.passes, "at_once": 1}[self.growth]
 
     @property
     def slots_run(self) -> int:
-        """Return the number of slots that pass the blocks while a thought grows, over all its passes."""
+        """Return the number of slots that run through the blocks, over all passes of a thought."""
         if self.growth == "grow" and self.bidirectional:
             return self.horizon * (self.horizon + 1) // 2
         return self.horizon * (self.passes if self.growth == "fixed" else 1)
 
 
 class Retained:
-    """Stand in for a layer's cache: keep what the layer makes of its tokens, and show it earlier ones."""
+    """Stand in for a layer's cache: record the keys and values of its tokens, and prepend earlier ones."""
 
-    length = 0  # of what a decoder counts positions from; ours are given
+    length = 0  # the decoder would count positions from here, but ours are given
 
     def __init__(self, earlier: tuple[Tensor, Tensor] | None) -> None:
         self.earlier = earlier
         self.own: tuple[Tensor, Tensor] | None = None
 
     def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Keep the keys and values; return them behind the earlier ones."""
+        """Record the keys and values, and return them after the earlier ones."""
         self.own = keys, values
         if self.earlier is None:
             return keys, values
@@ -83,10 +83,10 @@ class Retained:
 def run_blocks(
     decoder: Decoder, x: Tensor, context: AttentionContext, earlier: Memory | None = None
 ) -> tuple[Tensor, Memory]:
-    """Run all blocks on x [B, N, D], with `earlier` keys and values ahead of its own.
+    """Run all blocks on x [B, N, D], with `earlier` keys and values before its own.
 
-    Return the state and the keys and values. Keys and values are arguments and results of what activation checkpointing
-    recomputes, so gradients flow through them.
+    Return the state, and the keys and values. Keys and values are arguments and results of the checkpointed function,
+    so that gradients flow through them.
     """
     memory = []
     for number, layer in enumerate(decoder.layers):
@@ -106,18 +106,19 @@ def _run_block(
 
 
 class Thinker(nn.Module):
-    """Hold what thinking adds to a decoder: how a state becomes an input, and inputs for slots that have none yet."""
+    """Hold the parameters that thinking adds to a decoder: they turn states into inputs, and start slots without."""
 
     tensors = (
-        TensorRule("role|waiting", "embedding"),  # slots start as embeddings do
-        # One number behind the final norm; a state becomes as large as an embedding, own factor included
+        TensorRule("role|waiting", "embedding"),  # slot inputs are initialised like embeddings
+        # One number after the final norm; it scales a state to the size of an embedding, including the user's own
+        # factor
         TensorRule("gain", "final_scalar", start=1.0, start_with="model.embed_tokens.weight"),
     )
 
     def __init__(self, settings: ThoughtSettings, width: int) -> None:
         super().__init__()
         self.settings = settings
-        self.role = nn.Parameter(torch.empty(width))  # tells a slot from a token
+        self.role = nn.Parameter(torch.empty(width))  # distinguishes a slot from a token
         waiting = {"grow": 0, "fixed": settings.horizon - 1, "at_once": settings.horizon}[settings.growth]
         self.waiting = nn.Parameter(torch.empty(waiting, width)) if waiting else None
         has_states = settings.growth != "at_once"
@@ -129,10 +130,10 @@ class Thinker(nn.Module):
         """Think at every anchor.
 
         Args:
-            decoder: whose blocks think.
+            decoder: decoder whose blocks think.
             states: final states of the text, [B, T, D].
-            memory: its keys and values.
-            text: where it stands.
+            memory: keys and values of the text.
+            text: positions and documents of the text.
             anchors: K of each row.
 
         Returns:
@@ -145,7 +146,7 @@ class Thinker(nn.Module):
     def think(
         self, decoder: Decoder, states: Tensor, memory: Memory, text: Text, anchors: Anchors
     ) -> tuple[Tensor, Memory]:
-        """Think as `forward` does, with the states of the anchors alone, [B, K, D]."""
+        """Think as `forward` does, given only the anchors' states [B, K, D]."""
         if self.settings.detach_text:
             states, memory = states.detach(), tuple((keys.detach(), values.detach()) for keys, values in memory)
         thinking = _Thinking(self, decoder, text, anchors, text_entries(text), memory)
@@ -160,7 +161,7 @@ class Thinker(nn.Module):
         return self._append(thinking, start)
 
     def _grow(self, thinking: "_Thinking", inputs: Tensor) -> tuple[Tensor, Memory]:
-        """Run slots 1 to s in pass s: what earlier slots compute changes as later ones join."""
+        """Run slots 1 to s in pass s, since earlier slots change as later ones join."""
         for length in range(1, self.settings.horizon + 1):
             states, memory = thinking.run(inputs, range(length))
             if length < self.settings.horizon:
@@ -168,7 +169,7 @@ class Thinker(nn.Module):
         return states, memory
 
     def _append(self, thinking: "_Thinking", inputs: Tensor) -> tuple[Tensor, Memory]:
-        """Run slot s alone in pass s: earlier slots do not see it, so they stay as they are."""
+        """Run only slot s in pass s, since earlier slots do not see it and stay fixed."""
         ends: list[Tensor] = []
         parts: list[Memory] = []
         for number in range(self.settings.horizon):
@@ -181,7 +182,7 @@ class Thinker(nn.Module):
         return torch.cat(ends, dim=2), _by_thought(parts)
 
     def _refine(self, thinking: "_Thinking", start: Tensor) -> tuple[Tensor, Memory]:
-        """Run all slots in each pass; slot j + 1 takes what slot j ended in, and waits for it in the first pass."""
+        """Run all slots in each pass; slot j + 1 takes the last state of slot j, or in pass 1 a learned input."""
         inputs = start
         if self.waiting is not None:
             inputs = torch.cat((start, self._wait(thinking.decoder, start)), dim=2)
@@ -192,16 +193,16 @@ class Thinker(nn.Module):
         return states, memory
 
     def _wait(self, decoder: Decoder, like: Tensor) -> Tensor:
-        """Return inputs of slots that no state enters, [B, K, slots, D], of the rows and thoughts of `like`."""
+        """Return the learned inputs [B, K, slots, D] of slots without a state, with B and K from `like`."""
         assert self.waiting is not None, "there are such slots"
         waiting = (self.waiting + self.role) * decoder.embedding_multiplier
         return waiting.to(like.dtype).expand(*like.shape[:2], -1, -1)
 
     def _feed(self, decoder: Decoder, states: Tensor) -> Tensor:
-        """Return final states as inputs: of the size of an embedding, and marked."""
+        """Turn final states into inputs: rescaled to the size of an embedding, and marked."""
         if self.settings.detach_states:
             states = states.detach()
-        if not decoder.config.final_norm:  # nothing else keeps a recursion from growing
+        if not decoder.config.final_norm:  # otherwise nothing would bound the recursion
             states = F.rms_norm(states, states.shape[-1:])
         assert self.gain is not None, "states enter these slots"
         size = decoder.config.initializer_range * self.gain
@@ -210,19 +211,19 @@ class Thinker(nn.Module):
 
 @dataclass(frozen=True)
 class _Thinking:
-    """Hold what all passes over one batch have in common."""
+    """Hold what all passes over one batch share."""
 
     thinker: Thinker
     decoder: Decoder
     text: Text
     anchors: Anchors
     seen: Entries
-    """The text, and slots that stay as they are."""
+    """The text, and slots that are already fixed."""
     memory: Memory
-    """Keys and values of these."""
+    """Keys and values of `seen`."""
 
     def having(self, numbers: range, own: Memory) -> "_Thinking":
-        """Return the same with the slots `numbers` of all thoughts seen as well, which stay as they are."""
+        """Return a copy that also sees the now fixed slots `numbers` of all thoughts."""
         seen = self.seen.then(slot_entries(self.text, self.anchors, numbers))
         return replace(self, seen=seen, memory=join(self.memory, own))
 
@@ -240,10 +241,10 @@ class _Thinking:
 def run_slots(
     decoder: Decoder, inputs: Tensor, positions: Tensor, mask: Tensor | BlockMask, memory: Memory
 ) -> tuple[Tensor, Memory]:
-    """Run slots with inputs [B, N, D] at positions [B, N], behind keys and values.
+    """Run slots with inputs [B, N, D] at positions [B, N], after the keys and values in `memory`.
 
-    Return their final states and their own keys and values. Inputs pass the embedding's dropout. A slot that stands
-    beyond the model's last position, and predicts nothing that counts, is put there.
+    Return their final states and their own keys and values. Inputs pass the embedding's dropout. A slot beyond the
+    model's last position, whose prediction is not used, is moved to that position.
     """
     positions = positions.clamp_max(decoder.config.max_position_embeddings - 1)
     x = F.dropout(_at_positions(decoder, inputs, positions), decoder.config.dropout, decoder.training)
@@ -252,8 +253,8 @@ def run_slots(
 
 
 def speak(states: Tensor, slots: Tensor, anchors: Anchors) -> Tensor:
-    """Put states of one slot of each thought [B, K, D] in place of the anchors' in the states of the text [B, T, D]."""
-    place = anchors.index.masked_fill(~anchors.valid, states.size(1))  # one place more, for what is not there
+    """Replace the anchors' states in those of the text [B, T, D] by the states of one slot per thought [B, K, D]."""
+    place = anchors.index.masked_fill(~anchors.valid, states.size(1))  # one extra position, for missing anchors
     place = place[:, :, None].expand(-1, -1, states.size(2))
     return F.pad(states, (0, 0, 0, 1)).scatter(1, place, slots.to(states.dtype))[:, :-1]
 
@@ -267,7 +268,7 @@ def join(first: Memory, second: Memory) -> Memory:
 
 
 def _by_thought(parts: list[Memory]) -> Memory:
-    """Reorder keys and values of the single slots of all thoughts to one thought after the other."""
+    """Reorder keys and values from slot by slot to thought by thought."""
 
     def ordered(tensors: list[Tensor]) -> Tensor:
         return torch.stack(tensors, dim=3).flatten(2, 3)  # each [B, H, K, head_dim]
@@ -277,7 +278,7 @@ def _by_thought(parts: list[Memory]) -> Memory:
 
 
 def run_text(decoder: Decoder, input_ids: Tensor, text: Text) -> tuple[Tensor, Memory]:
-    """Run the text pass: return final states [B, T, D] as of a plain decoder, and keys and values."""
+    """Run the text pass; return the plain decoder's final states [B, T, D], and keys and values."""
     x = decoder.embed(input_ids, text.positions)
     x, memory = run_blocks(decoder, x, decoder.context(x, text.positions, text.document_ids))
     return decoder.finish(x), memory
@@ -288,7 +289,7 @@ def run_text_with_thoughts(
 ) -> Tensor:
     """Run a second text pass in which tokens see the thoughts before them; return final states [B, T, D].
 
-    With one anchor per row this is the paper's model; with more, every thought still comes from the first text pass.
+    With one anchor per row this is the paper's model; with more, every thought is still based on the first text pass.
     """
     query = text_entries(text)
     key = slot_entries(text, anchors, range(horizon)).then(query)
@@ -299,19 +300,19 @@ def run_text_with_thoughts(
 def run_text_behind(
     decoder: Decoder, input_ids: Tensor, positions: Tensor, mask: Tensor | BlockMask, earlier: Memory | None
 ) -> tuple[Tensor, Memory]:
-    """Run tokens [B, T] behind earlier keys and values; return final states, and the tokens' own keys and values."""
+    """Run tokens [B, T] after earlier keys and values; return their final states and own keys and values."""
     x = decoder.embed(input_ids, positions)
     x, memory = run_blocks(decoder, x, _context(decoder, positions, mask, x), earlier)
     return decoder.finish(x), memory
 
 
 def _context(decoder: Decoder, positions: Tensor, mask: Tensor | BlockMask, x: Tensor) -> AttentionContext:
-    """Return the context of tokens or slots x at positions [B, N], with a mask of our own."""
+    """Return the context of tokens or slots x at positions [B, N] with the given mask."""
     return replace(decoder.context(x, positions), mask=mask)
 
 
 def _at_positions(decoder: Decoder, x: Tensor, positions: Tensor) -> Tensor:
-    """Add to inputs that are no tokens' embeddings what learned positions [B, N] add to an embedding."""
+    """Add learned positions [B, N], if the model has them, to inputs that are not token embeddings."""
     if decoder.embed_positions is None:
         return x
     learned: Tensor = decoder.embed_positions(positions) * decoder.embedding_multiplier

@@ -1,6 +1,6 @@
-"""List the training objectives, one file each: what a step minimises, and what that takes beside the model.
+"""List the training objectives, one file each: what a step minimises, and what it needs besides the model.
 
-A new one is a configuration and a subclass of `objective.Objective` in a file here, and a member of the union below.
+A new one needs a configuration and a subclass of `objective.Objective` in a file here, and a member in the union below.
 """
 
 from plumbline.model.objectives.latent_lookahead import LatentLookaheadConfig

@@ -1,4 +1,4 @@
-"""Predict tokens beyond the next one with further blocks: what all objectives that do so have in common."""
+"""Share code between objectives that predict tokens beyond the next one with additional blocks."""
 
 from abc import abstractmethod
 from collections.abc import Iterator
@@ -16,15 +16,15 @@ from plumbline.model.objectives.objective import Batch, Losses, Objective, Objec
 
 
 class FurtherTokensConfig(ObjectiveSettings):
-    """Predict, beside the next token, `horizon` - 1 further ones, each by a block of its own."""
+    """Predict, besides the next token, `horizon` - 1 further ones, each with its own block."""
 
     reuses_blocks: ClassVar[bool] = False
     horizon: int = Field(ge=2)
-    """How many tokens are predicted, the next one included."""
+    """Number of tokens to predict, including the next one."""
     weight: NonNegativeFloat
     """Weight of the further tokens' losses."""
     z_loss: NonNegativeFloat = 0.0
-    """Coefficient of logsumexp(logits)^2, of all predictions."""
+    """Coefficient of logsumexp(logits)^2, for all predictions."""
 
     def work(self, _length: int) -> Work:
         """Count a block and a prediction for each further token."""
@@ -32,12 +32,12 @@ class FurtherTokensConfig(ObjectiveSettings):
 
     @property
     def mean_weight(self) -> float:
-        """Return what the mean loss over all further targets is multiplied by."""
+        """Return the weight of the mean loss over all further targets."""
         return self.weight
 
 
 class FurtherTokens(Objective):
-    """Predict from streams that leave the blocks, each for the tokens at one distance."""
+    """Predict from several output streams, each for the tokens at one distance."""
 
     terms = ("next_token", "further_tokens")
 
@@ -50,14 +50,14 @@ class FurtherTokens(Objective):
     def streams(
         self, decoder: Decoder, x: Tensor, context: AttentionContext, input_ids: Tensor, positions: Tensor
     ) -> Iterator[Tensor]:
-        """Yield what predicts the next token, the one after it, ...: `horizon` times [B, T, D], before the final norm.
+        """Yield `horizon` streams [B, T, D], before the final norm, that predict the next token, the one after it, ...
 
         Args:
-            decoder: whose blocks read the text.
-            x: what enters the first, [B, T, D].
-            context: what all blocks share.
+            decoder: decoder whose blocks read the text.
+            x: input of the first block, [B, T, D].
+            context: context that all blocks share.
             input_ids: the tokens [B, T].
-            positions: where they stand.
+            positions: their positions.
         """
 
     def targets(self, batch: Batch) -> Tensor:

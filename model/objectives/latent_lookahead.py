@@ -1,8 +1,8 @@
-"""Train thoughts that predict the tokens to come, beside the next token: latent lookahead (arXiv 2603.20219).
+"""Train thoughts that predict further tokens besides the next one: latent lookahead (arXiv 2603.20219).
 
     loss = mean CE(next token) + lambda mean CE(slot j of a thought at i -> token i + j)
 
-Where the paper leaves a choice open, docs/lookahead.md says what was chosen and why.
+docs/lookahead.md explains our choices where the paper leaves them open.
 """
 
 from collections.abc import Iterator
@@ -34,44 +34,45 @@ LOGITS_AT_ONCE = 2**24  # elements; bounds the memory for the entropies of ancho
 
 
 class LatentLookaheadConfig(ObjectiveSettings):
-    """Think in `horizon` slots at some tokens of each sequence, trained on the tokens that follow."""
+    """Think in `horizon` slots at some tokens of each sequence, trained to predict the tokens that follow."""
 
     name: Literal["latent_lookahead"] = "latent_lookahead"
     """Which objective."""
     horizon: PositiveInt = 4
-    """tau: slots of a thought, and how many tokens it looks ahead."""
+    """tau: slots of a thought, which is also how many tokens it looks ahead."""
     anchors: PositiveInt | None = None
     """K: thoughts per sequence. None: one for every 32 tokens."""
     anchor_policy: AnchorPolicy = "stratified"
-    """stratified: a random one of each K-th of the tokens with labels; entropy: the same, as likely as the entropy of
-    their prediction, of tokens with labels for a whole thought; response_start: where labels begin; sequential: the
-    first K tokens with labels; random: the first, and others by chance."""
+    """stratified: a random one in each K-th of the tokens with labels; entropy: the same, drawn in proportion to the
+    entropy of the prediction, among tokens with labels for a whole thought; response_start: where labels begin;
+    sequential: the first K tokens with labels; random: the first, and random others."""
     anchor_probability: float = Field(default=1.0, gt=0, le=1)
-    """anchor_policy random: chance of each token; the first K are taken, in random order."""
+    """anchor_policy random: chance of each token, of which the first K in random order are taken."""
     growth: Literal["grow", "fixed"] = "grow"
     """grow: pass s runs slots 1 to s and gives slot s + 1 its input. fixed: all slots in each of `passes` passes."""
     passes: PositiveInt | None = None
-    """growth fixed: how often the slots are refined; 1 is prediction in one pass. None: 3."""
+    """growth fixed: number of passes that refine the slots; 1 predicts in one pass. None: 3."""
     within: Literal["bidirectional", "causal"] = "bidirectional"
-    """Whether a slot sees later ones of its thought. Causal and growing costs one slot per pass, not all of them."""
+    """Whether a slot sees later ones of its thought. Causal growing thoughts cost one slot per pass instead of all."""
     commit: Literal["none", "thoughts"] = "none"
-    """none: thoughts are dropped after use. thoughts: a second text pass predicts the next tokens seeing the thoughts
-    before them; with one anchor that is the paper's model."""
+    """none: thoughts are dropped after use. thoughts: a second text pass, which sees earlier thoughts, predicts the
+    next tokens; with one anchor that is the paper's model."""
     weight: NonNegativeFloat = 0.3
-    """lambda: weight of the mean loss of slots, beside the next token's. The paper's 1 seems to be that of the sum over
-    a thought's slots: `horizon` here."""
+    """lambda: weight of the mean slot loss relative to the next token's. The paper's 1 seems to weigh the sum over a
+    thought's slots, which would be `horizon` here."""
     weight_warmup_steps: NonNegativeInt = 0
     """Steps over which lambda grows from 0."""
     detach_states: bool = False
     """Stop gradients where a state, the anchor's or a slot's, becomes a slot's input. They still flow through keys and
-    values. With growth fixed and more than one pass none is left for what slots start from, which is not trained."""
+    values. With growth fixed and more than one pass, the learned slot inputs then get no gradient and are not
+    trained."""
     detach_text: bool = False
-    """Stop gradients from thoughts into the text pass: training thoughts no longer shapes what they read."""
+    """Stop gradients from thoughts into the text pass, so that training thoughts does not shape what they read."""
     masks: Masks = "dense"
-    """Masks of slots while training on a GPU. dense: written out; blocks: for FlexAttention, which skips what is masked
-    and serves neither dropout nor caps nor sinks."""
+    """Masks of slots in training on a GPU. dense: materialised; blocks: for FlexAttention, which skips masked blocks
+    but does not support dropout, caps or sinks."""
     z_loss: NonNegativeFloat = 0.0
-    """Coefficient of logsumexp(logits)^2, of text and slots."""
+    """Coefficient of logsumexp(logits)^2, for text and slots."""
 
     @validator(mode="after")
     def _check(self) -> "LatentLookaheadConfig":
@@ -89,7 +90,7 @@ class LatentLookaheadConfig(ObjectiveSettings):
         return LatentLookahead(self, model, seed)
 
     def problems(self, model: ModelConfig, length: int, text: str | None) -> Iterator[str]:
-        """Yield what is wrong with anchors and masks, too; see `ObjectiveSettings`."""
+        """Also yield problems with anchors and masks; see `ObjectiveSettings`."""
         yield from super().problems(model, length, text)
         yield from text_anchor_problems(self.anchor_policy, text)
         reason = refusal(model) if self.masks == "blocks" else None
@@ -97,7 +98,7 @@ class LatentLookaheadConfig(ObjectiveSettings):
             yield f"objective.masks = blocks: the kernel does not serve this model: {reason}; set dense"
 
     def cautions(self) -> Iterator[str]:
-        """Warn of inputs of the first pass that no loss reaches."""
+        """Warn of inputs of the first pass that get no gradient."""
         refines = self.growth == "fixed" and self.horizon > 1 and self.thoughts.passes > 1
         if refines and self.detach_states:
             cut, mended = "detach_states = true", "leave detach_states out, or set passes: 1"
@@ -112,7 +113,7 @@ class LatentLookaheadConfig(ObjectiveSettings):
         )
 
     def weight_at(self, step: int) -> float:
-        """Return lambda after so many steps."""
+        """Return lambda after `step` steps."""
         return self.weight * min(1.0, (step + 1) / (self.weight_warmup_steps + 1))
 
     def anchors_in(self, length: int) -> int:
@@ -138,7 +139,7 @@ class LatentLookaheadConfig(ObjectiveSettings):
         return self.commit == "thoughts"
 
     def work(self, length: int) -> Work:
-        """Count text, once or twice, and the slots in all their passes; those of the last predict."""
+        """Count the text, once or twice, and the slots in all passes; those of the last pass predict."""
         thoughts = self.anchors_in(length) / length
         text = 2 if self.text_sees_thoughts else 1
         return Work(text + thoughts * self.thoughts.slots_run, 1 + thoughts * self.horizon)
@@ -163,7 +164,7 @@ class LatentLookahead(Objective):
         return Decoding(self.thinker, self.config.text_sees_thoughts)
 
     def targets(self, batch: Batch) -> Tensor:
-        """Count valid labels of the text, and those of all slots."""
+        """Count the valid labels of the text and of all slots."""
         labels = batch["labels"]
         slots = slot_labels(self._anchors(batch), labels, batch["document_ids"], self.config.horizon)
         return torch.stack(((labels >= 0).sum(), (slots >= 0).sum()))
@@ -188,7 +189,7 @@ class LatentLookahead(Objective):
         return nats
 
     def thinking_states(self, model: CausalLM, batch: Batch) -> Tensor:
-        """Predict the token after an anchor by its thought's first slot, as the paper decodes."""
+        """Return states in which a thought's first slot predicts the token after its anchor, as the paper decodes."""
         states, thoughts, anchors = self._run(model, batch)
         return speak(states, thoughts[:, :, 0], anchors)
 
@@ -205,7 +206,7 @@ class LatentLookahead(Objective):
 
     def _anchors(self, batch: Batch, entropy: Tensor | None = None) -> Anchors:
         config, labels = self.config, batch["labels"]
-        if config.anchor_policy == "entropy":  # whose choices must not change how many targets there are
+        if config.anchor_policy == "entropy":  # its choices must not change the number of targets
             labels = whole_thoughts(labels, batch["document_ids"], config.horizon)
         draws = uniform(self.seed, batch["sample_index"], labels.size(1))
         count = config.anchors_in(labels.size(1))
@@ -213,7 +214,7 @@ class LatentLookahead(Objective):
 
     @torch.no_grad()
     def _entropy(self, model: CausalLM, states: Tensor) -> Tensor | None:
-        """Return the entropy of the next token's prediction, [B, T], nats; None where no choice depends on it."""
+        """Return the entropy of the next-token prediction, [B, T] in nats, or None if no choice depends on it."""
         if self.config.anchor_policy != "entropy":
             return None
         chunks = states.flatten(0, 1).split(max(1, LOGITS_AT_ONCE // model.config.vocab_size))

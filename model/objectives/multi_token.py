@@ -1,8 +1,8 @@
-"""Predict tokens further ahead by independent heads on a shared trunk: multi-token prediction (arXiv 2404.19737).
+"""Predict further tokens with independent heads on a shared trunk: multi-token prediction (arXiv 2404.19737).
 
-The trunk is all blocks but the last, which is the first head. Head k is a block of its own on the same stream and
-predicts token i + k; the final norm and the unembedding are shared. The number of heads does not grow with the depth,
-so the further ones count in full at any depth (`Multipliers.outside_the_stack`).
+The trunk is all blocks but the last, which is the first head. Head k is a separate block on the same stream and
+predicts token i + k; the final norm and the unembedding are shared. The number of heads does not grow with depth, so
+their residual branches are not scaled with depth (`Multipliers.outside_the_stack`).
 """
 
 from collections.abc import Iterator
@@ -20,12 +20,12 @@ from plumbline.model.parameterization.multipliers import Multipliers
 
 
 class MultiTokenConfig(FurtherTokensConfig):
-    """Predict, beside the next token, `horizon` - 1 further ones, each by a head of one block."""
+    """Predict, besides the next token, `horizon` - 1 further ones, each with a head of one block."""
 
     name: Literal["multi_token"] = "multi_token"
     """Which objective."""
     horizon: int = Field(default=4, ge=2)
-    """How many tokens are predicted, the next one included."""
+    """Number of tokens to predict, including the next one."""
     weight: NonNegativeFloat = 1.0
     """Weight of each further token's mean loss; 1 is the paper's plain sum over heads."""
 
@@ -35,7 +35,7 @@ class MultiTokenConfig(FurtherTokensConfig):
 
     @property
     def mean_weight(self) -> float:
-        """Return the weight of the mean over all further targets; times the number of heads, that is their sum."""
+        """Return the weight of the mean over all further targets; its factor `horizon` - 1 gives a sum over heads."""
         return self.weight * (self.horizon - 1)
 
 

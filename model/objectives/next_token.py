@@ -25,10 +25,10 @@ class NextTokenConfig(ObjectiveSettings):
     z_loss: NonNegativeFloat = 0.0
     """Coefficient of logsumexp(logits)^2, which keeps the logits from drifting (PaLM used 1e-4)."""
     pruning_weight: NonNegativeFloat = 0.0
-    """model.attention pruned: price of the context that layers keep, nats for keeping all of it. (The paper averages
-    over all T x T pairs, half of which cannot be dropped: its 0.3 is 0.15 here.)"""
+    """model.attention pruned: price of the context that layers keep, in nats for keeping all of it. (The paper averages
+    over all T x T pairs, half of which cannot be dropped, so its 0.3 is 0.15 here.)"""
     pruning_steps: PositiveInt = 25_000
-    """model.attention pruned: steps over which the votes to drop sharpen, alpha from 1 to 8 by a cosine."""
+    """model.attention pruned: steps over which the votes sharpen, with alpha going from 1 to 8 along a cosine."""
 
     is_plain: ClassVar[bool] = True
     needs_slots: ClassVar[bool] = False
@@ -39,7 +39,7 @@ class NextTokenConfig(ObjectiveSettings):
         return NextToken(self)
 
     def problems(self, model: ModelConfig, length: int, text: str | None) -> Iterator[str]:
-        """Yield that a price is on context which no layer drops, too; see `ObjectiveSettings`."""
+        """Also yield a problem if there is a price on context but no layer drops any; see `ObjectiveSettings`."""
         yield from super().problems(model, length, text)
         if self.pruning_weight and not issubclass(attention_kind(model), PrunedAttention):
             yield (
@@ -48,7 +48,7 @@ class NextTokenConfig(ObjectiveSettings):
             )
 
     def pruning_alpha(self, step: int) -> float:
-        """Return how sharp the votes are after so many steps (arXiv 2305.15805, section 3.2)."""
+        """Return the sharpness alpha of the votes after `step` steps (arXiv 2305.15805, section 3.2)."""
         progress = min(1.0, step / self.pruning_steps)
         return 1 + (LAST_ALPHA - 1) * (1 - math.cos(math.pi * progress)) / 2
 

@@ -1,7 +1,7 @@
 """Define an objective: a module that turns a model and a batch into sums of losses, in one forward pass.
 
-Sums, not means: the training loop divides each term by its targets in the whole global batch, so that neither
-accumulation nor ignored labels nor the number of ranks change what a target weighs.
+Sums, not means: the training loop divides each term by its number of targets in the whole global batch, so that the
+weight of a target depends neither on accumulation nor on ignored labels or the number of ranks.
 """
 
 from abc import abstractmethod
@@ -23,21 +23,21 @@ Batch = Mapping[str, Any]  # data.windows.Batch on a device: tensors by name
 
 @dataclass(frozen=True)
 class Work:
-    """Count what a step computes, for each token of text."""
+    """Count what a step computes per token of text."""
 
     blocks: float = 1.0
     """Tokens and slots that pass all blocks of the model."""
     head: float = 1.0
     """Predictions."""
     own_blocks: int = 0
-    """Blocks of the objective's own."""
+    """Additional blocks of the objective."""
 
 
 class Losses(NamedTuple):
-    """Hold what a forward pass of training returns; a tuple, since DeepSpeed sees no tensor in a dataclass."""
+    """Hold the result of a training forward pass; a tuple, since DeepSpeed does not find tensors in a dataclass."""
 
     terms: Tensor
-    """Losses to differentiate, [terms], each a sum over its targets in nats times its weight."""
+    """Losses to differentiate, [terms]: each a weighted sum over its targets, in nats."""
     cross_entropy: Tensor
     """Summed cross-entropy of the next token in nats, a scalar to report."""
     reports: Tensor
@@ -46,7 +46,7 @@ class Losses(NamedTuple):
 
 @dataclass(frozen=True)
 class Decoding:
-    """Say how text is decoded with the thoughts of an objective."""
+    """Describe how text is decoded with the thoughts of an objective."""
 
     thinker: Thinker
     """Makes the thoughts."""
@@ -57,37 +57,37 @@ class Decoding:
 class ObjectiveSettings(
     BaseModel, extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
 ):
-    """Configure one objective, and state what others must know of it before it is built.
+    """Configure one objective, and state what other code must know about it before it is built.
 
     A subclass adds a `name` and its own keys.
     """
 
     is_plain: ClassVar[bool] = False
-    """Whether it trains what every model does anyway, so that reports need not mention it."""
+    """Whether it is the ordinary objective, which reports need not mention."""
     needs_slots: ClassVar[bool] = True
-    """Whether it runs blocks on more than the text, which attention has to serve (`Attention.serves_slots`)."""
+    """Whether it runs blocks on more than the text, which attention must support (`Attention.serves_slots`)."""
     reuses_blocks: ClassVar[bool] = True
-    """Whether a step runs a block more than once, which ZeRO-3 then cannot gather and reduce as one."""
+    """Whether a step runs a block more than once, so that ZeRO-3 cannot gather and reduce it as one unit."""
     name: str
     """Which objective."""
 
     def make(self, model: ModelConfig, multipliers: Multipliers, seed: int) -> "Objective":
-        """Return the objective of a run; its parameters are uninitialised.
+        """Build the objective of a run, with uninitialised parameters.
 
         Args:
-            model: the model that it trains.
-            multipliers: of that model.
-            seed: of what it draws at random.
+            model: configuration of the model that it trains.
+            multipliers: multipliers of that model.
+            seed: seed of its random choices.
         """
         raise NotImplementedError
 
     def problems(self, model: ModelConfig, length: int, _text: str | None) -> Iterator[str]:
-        """Yield why it cannot train a model on data of this kind: the key, its value and what would fit.
+        """Yield reasons why it cannot train a model on this data: the key, its value and what would fit.
 
         Args:
-            model: the model that it trains.
+            model: configuration of the model that it trains.
             length: tokens of a sequence.
-            _text: key of the first source whose tokens all have labels; None: every source is a task.
+            _text: key of the first source whose tokens all have labels, or None if every source is a task.
         """
         for key in ("horizon", "anchors"):
             found = getattr(self, key, None)
@@ -104,16 +104,16 @@ class ObjectiveSettings(
             )
 
     def cautions(self) -> Iterator[str]:
-        """Yield what is allowed and not what it seems, a sentence each."""
+        """Yield warnings, a sentence each, about settings that are allowed but misleading."""
         yield from ()
 
     def work(self, _length: int) -> Work:
-        """Return what a step computes for each token, of sequences of `length` tokens."""
+        """Return what a step computes per token, in sequences of `length` tokens."""
         return Work()
 
     @property
     def text_sees_thoughts(self) -> bool:
-        """Return whether text after a thought is only predicted with it, so that the plain model was not trained."""
+        """Return whether text after a thought is only predicted with it, so that the plain model is not trained."""
         return False
 
     def __str__(self) -> str:
@@ -124,51 +124,51 @@ class ObjectiveSettings(
 
 
 class Objective(nn.Module):
-    """Hold what training needs beyond the model, if anything; its parameters are named `objective.*`."""
+    """Hold what training needs besides the model, if anything; its parameters are named `objective.*`."""
 
     terms: tuple[str, ...]
     """Names of the means whose sum is minimised; the first is the cross-entropy of the next token."""
     reports: tuple[str, ...] = ()
-    """Further means to log."""
+    """Names of further means to log."""
     thinks: bool = False
-    """Whether there is another way to predict than that of the plain model: `thinking_states`."""
+    """Whether it can predict with thoughts, besides the plain model's prediction: `thinking_states`."""
     undecodable: str = "decoding with thoughts is for runs with objective.name: latent_lookahead; leave --think out"
-    """Why text is not decoded with its thoughts, where `decoding` is None."""
+    """Why text is not decoded with thoughts, if `decoding` is None."""
 
     @property
     def decoding(self) -> Decoding | None:
-        """Return how text is decoded with its thoughts, here and by the code of an export; None where it is not."""
+        """Return how text is decoded with its thoughts, here and by exported code, or None if it is not."""
         return None
 
     def on_step(self, model: CausalLM, step: int) -> None:
-        """Set what changes with training in the model, before the first forward pass of a step.
+        """Update what changes in the model over training, before the first forward pass of a step.
 
         Args:
-            model: the whole one.
+            model: the whole model.
             step: completed optimizer steps.
         """
 
     @abstractmethod
     def targets(self, batch: Batch) -> Tensor:
-        """Return how many targets each term sums over in this batch, [terms], by the batch alone."""
+        """Return the number of targets of each term in this batch, [terms]; depends only on the batch."""
 
     @abstractmethod
     def forward(self, model: CausalLM, batch: Batch, step: int) -> Losses:
         """Return the losses of a batch, in training or evaluation mode.
 
         Args:
-            model: the whole one; what it calls itself, ZeRO-3 gathers.
+            model: the whole model; ZeRO-3 only gathers modules that are called.
             batch: one micro-batch.
             step: completed optimizer steps.
         """
 
     def thinking_states(self, model: CausalLM, batch: Batch) -> Tensor:
-        """Return what the head predicts each next token from with thoughts, given the true ones before, [B, T, D]."""
+        """Return the states [B, T, D] from which each next token is predicted with thoughts, given the true tokens."""
         raise NotImplementedError(f"{type(self).__name__} does not think")
 
 
 class TrainedLM(CausalLM):
-    """Train a CausalLM with its objective as one module: an engine wants one forward for each backward."""
+    """Train a CausalLM with its objective as one module, since an engine needs one forward per backward."""
 
     def __init__(self, config: ModelConfig, multipliers: Multipliers, objective: Objective) -> None:
         super().__init__(config, multipliers)
@@ -177,27 +177,27 @@ class TrainedLM(CausalLM):
     def forward(self, *inputs: Any, through: Callable[..., Any] = CausalLM.predict, **named: Any) -> Any:
         """Return what `through`, a method of this class, makes of the other arguments.
 
-        An engine calls every method in this way, because DeepSpeed gathers weights and prepares the backward pass
-        around a call of the module, and of nothing else.
+        An engine calls every method in this way, because DeepSpeed gathers weights and prepares the backward pass only
+        around a call of the module itself.
         """
         return through(self, *inputs, **named)
 
     def losses(self, batch: Batch, step: int) -> Losses:
-        """Return the losses of a batch, after so many completed optimizer steps."""
+        """Return the losses of a batch after `step` completed optimizer steps."""
         losses: Losses = self.objective(self, batch, step)
         asked = {"terms": (len(self.objective.terms),), "reports": (len(self.objective.reports), 2)}
         for name, shape in asked.items():
-            if tuple(found := getattr(losses, name).shape) != shape:  # which would be broadcast
+            if tuple(found := getattr(losses, name).shape) != shape:  # it would be broadcast
                 raise TypeError(
                     f"{type(self.objective).__name__}: {name} of shape {list(found)}, expected {list(shape)}"
                 )
         return losses
 
     def thinking_logits(self, batch: Batch) -> Tensor:
-        """Return what an objective that thinks predicts after each token of a batch: [B, T, V] in fp32."""
+        """Return the fp32 logits [B, T, V] of a batch, predicted with thoughts."""
         return self.lm_head(self.objective.thinking_states(self, batch), None, 0.0)  # type: ignore[no-any-return]
 
     def thinking_cross_entropy(self, batch: Batch) -> Tensor:
-        """Return the summed cross-entropy of what an objective that thinks predicts, in nats."""
+        """Return the summed cross-entropy of the predictions with thoughts, in nats."""
         _, cross_entropy = self.lm_head(self.objective.thinking_states(self, batch), batch["labels"], 0.0)
         return cross_entropy  # type: ignore[no-any-return]

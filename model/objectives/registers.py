@@ -1,7 +1,7 @@
-"""Train register tokens (MuToR, arXiv 2505.10518): beside each token a register predicts one of the next few.
+"""Train register tokens (MuToR, arXiv 2505.10518): a register beside each token predicts one of the next few.
 
-A register at token i stands at position i + d - 1, sees the text up to its token and no other register, and predicts
-token i + d; d is drawn for each sequence. Text never sees registers, so they vanish after training.
+A register at token i has position i + d - 1, sees the text up to its token and no other register, and predicts token i
++ d; d is drawn for each sequence. Text never sees registers, so they are dropped after training.
 
     loss = (1 - a) mean CE(next token) + a mean CE(registers)
 """
@@ -29,18 +29,18 @@ class RegistersConfig(ObjectiveSettings):
     name: Literal["registers"] = "registers"
     """Which objective."""
     horizon: PositiveInt = 4
-    """Largest distance d at which a register predicts."""
+    """Largest distance d that a register predicts ahead."""
     weight: float = Field(default=0.3, ge=0, le=1)
-    """a: share of the registers' loss."""
+    """a: weight of the registers' loss."""
     z_loss: NonNegativeFloat = 0.0
-    """Coefficient of logsumexp(logits)^2, of text and registers."""
+    """Coefficient of logsumexp(logits)^2, for text and registers."""
 
     def make(self, model: ModelConfig, _multipliers: Multipliers, seed: int) -> "Registers":
         """Return the objective."""
         return Registers(self, model, seed)
 
     def work(self, _length: int) -> Work:
-        """Count text, and as many registers."""
+        """Count the text and as many registers."""
         return Work(blocks=2, head=2)
 
 
@@ -49,7 +49,7 @@ class Registers(Objective):
 
     terms = ("next_token", "registers")
     reports = ("registers/loss",)
-    tensors = (TensorRule("register", "embedding"),)  # a slot starts as an embedding does
+    tensors = (TensorRule("register", "embedding"),)  # initialised like an embedding
 
     def __init__(self, config: RegistersConfig, model: ModelConfig, seed: int) -> None:
         super().__init__()
@@ -62,13 +62,13 @@ class Registers(Objective):
         return 1 + (draws * self.config.horizon).long()
 
     def _labels(self, batch: Batch) -> Tensor:
-        """Return what each register predicts, [B, T]."""
+        """Return the label of each register, [B, T]."""
         ahead = labels_ahead(batch["labels"], batch["document_ids"], self.config.horizon)
         place = (self._distance(batch) - 1)[:, None, None].expand(-1, ahead.size(1), 1)
         return ahead.gather(2, place)[:, :, 0]
 
     def targets(self, batch: Batch) -> Tensor:
-        """Count valid labels of the text, and of the registers."""
+        """Count the valid labels of the text and of the registers."""
         return torch.stack(((batch["labels"] >= 0).sum(), (self._labels(batch) >= 0).sum()))
 
     def forward(self, model: CausalLM, batch: Batch, _step: int) -> Losses:

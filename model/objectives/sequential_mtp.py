@@ -2,9 +2,9 @@
 
     h_i^k = block_k(join_k [norm(h_i^(k-1)); norm(embedding of token i + k)]) predicts token i + k + 1
 
-h^0 is the state that leaves the decoder's last block. Every module is fed the true token: the chain is causal, unlike a
-thought. The final norm is the decoder's. The number of modules does not grow with the depth, so join and block count in
-full at any depth (`Multipliers.outside_the_stack`).
+h^0 is the output of the decoder's last block. Every module gets the true token, so the chain is causal, unlike a
+thought. The final norm is the decoder's. The number of modules does not grow with depth, so their branches are not
+scaled with depth (`Multipliers.outside_the_stack`).
 """
 
 from collections.abc import Iterator
@@ -24,12 +24,12 @@ from plumbline.model.parameterization.tensors import matrix_rules, norm_rules
 
 
 class SequentialMTPConfig(FurtherTokensConfig):
-    """Predict, beside the next token, `horizon` - 1 further ones, one module after the other."""
+    """Predict, besides the next token, `horizon` - 1 further ones, with one module after the other."""
 
     name: Literal["sequential_mtp"] = "sequential_mtp"
     """Which objective."""
     horizon: int = Field(default=2, ge=2)
-    """How many tokens are predicted, the next one included."""
+    """Number of tokens to predict, including the next one."""
     weight: NonNegativeFloat = 0.3
     """Weight of the mean loss of the further tokens."""
 
@@ -52,7 +52,7 @@ class Link(nn.Module):
         self.block = block_kind(model)(model, own, model.num_hidden_layers - 1)
 
     def join(self, state: Tensor, token: Tensor) -> Tensor:
-        """Return what enters the block, [B, T, D]."""
+        """Return the input of the block, [B, T, D]."""
         joined: Tensor = self.state_proj(self.state_layernorm(state)) + self.token_proj(self.token_layernorm(token))
         return joined
 
@@ -73,6 +73,6 @@ class SequentialMTP(FurtherTokens):
         yield x
         for number, module in enumerate(self.links, start=1):
             link = cast(Link, module)
-            true = decoder.embed(input_ids.roll(-number, 1), positions)  # what rolls around has no label
+            true = decoder.embed(input_ids.roll(-number, 1), positions)  # tokens that wrap around have no label
             x = decoder.run(link.block, link.join(x, true), context)
             yield x

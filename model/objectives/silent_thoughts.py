@@ -1,4 +1,4 @@
-"""Train thoughts without targets: a thought's last slot predicts the token after it, and later text sees the slots.
+"""Train thoughts without targets: a thought's last slot predicts the next token, and later text sees the slots.
 
 pause     slots are learned vectors and one pass runs them (pause tokens, arXiv 2310.02226, as many as latent lookahead
           has slots)
@@ -21,7 +21,7 @@ from plumbline.model.parameterization.multipliers import Multipliers
 
 
 class SilentThoughtsConfig(ObjectiveSettings):
-    """Think in `horizon` slots, trained by the tokens that see them alone."""
+    """Think in `horizon` slots, trained only through the tokens that see them."""
 
     name: Literal["pause", "coconut"]
     """Which objective."""
@@ -30,7 +30,7 @@ class SilentThoughtsConfig(ObjectiveSettings):
     anchors: PositiveInt = 1
     """K: thoughts per sequence."""
     anchor_policy: Literal["response_start", "sequential", "random", "stratified"] = "stratified"
-    """At which tokens thoughts begin, as in latent_lookahead."""
+    """Where thoughts begin, as in latent_lookahead."""
     z_loss: NonNegativeFloat = 0.0
     """Coefficient of logsumexp(logits)^2."""
 
@@ -39,7 +39,7 @@ class SilentThoughtsConfig(ObjectiveSettings):
         return SilentThoughts(self, model, seed)
 
     def problems(self, model: ModelConfig, length: int, text: str | None) -> Iterator[str]:
-        """Yield what is wrong with anchors, too; see `ObjectiveSettings`."""
+        """Also yield problems with anchors; see `ObjectiveSettings`."""
         yield from super().problems(model, length, text)
         yield from text_anchor_problems(self.anchor_policy, text)
 
@@ -51,11 +51,11 @@ class SilentThoughtsConfig(ObjectiveSettings):
 
     @property
     def text_sees_thoughts(self) -> bool:
-        """Return that it always does."""
+        """Return True, since later text always sees them."""
         return True
 
     def work(self, length: int) -> Work:
-        """Count two text passes and the slots; only the last of each thought may predict, in place of a token."""
+        """Count two text passes and the slots, of which only the last of each thought predicts, in place of a token."""
         return Work(blocks=2 + min(self.anchors, length) * self.thoughts.slots_run / length)
 
 
@@ -85,7 +85,7 @@ class SilentThoughts(Objective):
         return Losses(loss[None], cross_entropy, loss.new_empty(0, 2))
 
     def thinking_states(self, model: CausalLM, batch: Batch) -> Tensor:
-        """Return what predicts the token after each, [B, T, D]."""
+        """Return the states [B, T, D] that predict each next token."""
         decoder, text, labels = model.model, text_of(model.config, batch), batch["labels"]
         states, memory = run_text(decoder, batch["input_ids"], text)
         draws = uniform(self.seed, batch["sample_index"], labels.size(1))

@@ -1,1 +1,1 @@
-"""Scale hyperparameters with the size of a model, by a table: CompleteP and its relatives."""
+"""Scale hyperparameters with model size according to a table: CompleteP and related rules."""

@@ -1,4 +1,4 @@
-"""Warn of settings of the parameterization that are allowed and are not what they seem."""
+"""Warn of settings of the parameterization that are allowed but misleading."""
 
 from collections.abc import Iterator
 
@@ -9,7 +9,7 @@ from plumbline.model.parameterization.sizes import sizes
 
 
 def cautions(model: ModelConfig, config: ParameterizationConfig) -> Iterator[str]:
-    """Yield a sentence for each."""
+    """Yield warnings, a sentence each."""
     size = sizes(model, config)
     if config.scales_width and config.base_head_dim is None and _head_dim_may_have_grown(model, config, size.width):
         yield (
@@ -25,7 +25,7 @@ def cautions(model: ModelConfig, config: ParameterizationConfig) -> Iterator[str
 
 
 def _head_dim_may_have_grown(model: ModelConfig, config: ParameterizationConfig, width: float) -> bool:
-    """Return whether heads of the same width would make an unlikely base: a part of a head, or a single one."""
+    """Return whether an unchanged head width would imply an unlikely base: a fraction of a head, or a single one."""
     if config.base_num_attention_heads is not None:
         return model.num_attention_heads != config.base_num_attention_heads * width
     heads = model.num_attention_heads / width

@@ -1,4 +1,4 @@
-"""Define the `parameterization` section, and hold the optimizer's values that its table scales."""
+"""Define the `parameterization` section, and the optimizer settings that its table scales."""
 
 import re
 from dataclasses import dataclass
@@ -8,15 +8,15 @@ from pydantic import BaseModel, NonNegativeFloat, PositiveFloat, PositiveInt, mo
 
 MatrixUpdate = Literal["elementwise", "orthogonal"]
 OWN_FACTORS = ("lr_multipliers", "weight_decay_multipliers", "init_multipliers", "eps_multipliers")
-"""Keys of the section that hold a user's own factors, by role or name."""
+"""Keys of the section with a user's own factors, by role or name."""
 
 
 class ParameterizationConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
     """Choose the rule that scales the hyperparameters, and the base model at which they were tuned."""
 
     rule: Literal["sp", "mup", "depth_alpha", "completep"] = "completep"
-    """How initialisation, learning rate, decay and eps scale. sp: standard parameterization, they do not; mup: with
-    width; depth_alpha: with width and depth; completep: that with depth_alpha = 1."""
+    """How initialisation, learning rate, decay and eps scale. sp (standard parameterization): not at all; mup: with
+    width; depth_alpha: with width and depth; completep: depth_alpha with exponent 1."""
     base_hidden_size: PositiveInt | None = None
     """Width at which the hyperparameters were tuned. Needed by every rule but sp."""
     base_num_hidden_layers: PositiveInt | None = None
@@ -24,11 +24,11 @@ class ParameterizationConfig(BaseModel, extra="forbid", frozen=True, strict=True
     base_head_dim: PositiveInt | None = None
     """Head width at which they were tuned. None: the model's own head_dim (scale the number of heads instead)."""
     base_num_attention_heads: PositiveInt | None = None
-    """Query heads of the base. None: heads x head_dim has grown in proportion to hidden_size."""
+    """Query heads of the base. None: heads x head_dim grew in proportion to hidden_size."""
     base_num_key_value_heads: PositiveInt | None = None
-    """Key and value heads of the base. None: heads x head_dim has grown in proportion to hidden_size."""
+    """Key and value heads of the base. None: heads x head_dim grew in proportion to hidden_size."""
     base_intermediate_size: PositiveInt | None = None
-    """Inner width of the base's MLP. None: it has grown in proportion to hidden_size."""
+    """Inner width of the base's MLP. None: it grew in proportion to hidden_size."""
     depth_alpha: PositiveFloat = 1.0
     """Exponent of the residual multiplier m_L^-alpha. CompleteP fixes it at 1."""
     gamma_0: PositiveFloat = 1.0
@@ -37,30 +37,31 @@ class ParameterizationConfig(BaseModel, extra="forbid", frozen=True, strict=True
     embedding_multiplier: PositiveFloat = 1.0
     """Multiplies the embedding's output; tunable, does not scale."""
     output_multiplier: PositiveFloat = 1.0
-    """Multiplies the logits; tunable, scaled by 1/m_N on top."""
+    """Multiplies the logits, in addition to the factor 1/m_N; tunable."""
     output_scaling: Literal["forward", "absorbed"] = "forward"
-    """Where the unembedding's 1/m_N sits: on the logits, or in its initial weights and learning rate (Complete(d)P),
-    so that the logits are a plain matrix product. The two train alike; a tied unembedding allows only forward."""
+    """Where the unembedding's 1/m_N is applied: to the logits, or to its initial weights and learning rate
+    (Complete(d)P), so that the logits are a plain matrix product. Both train alike; a tied unembedding allows only
+    forward."""
     scaled_branch_init: bool = False
-    """Start the matrices that end a branch smaller by (branches of the model)^-1/2, as GPT-2 does: the standard
-    parameterization's own remedy for depth, so only for a rule that does not scale with depth."""
+    """Scale the initial values of the matrices that end a branch by (number of branches)^-1/2, as GPT-2 does. This is
+    the standard parameterization's remedy for depth, so it is only for rules that do not scale with depth."""
     zero_init_output: bool = False
-    """Start the unembedding from zero, and so the logits. Not for a tied one."""
+    """Initialise the unembedding, and so the logits, to zero. Not for a tied one."""
     lr_multipliers: dict[str, PositiveFloat] = {}
-    """Extra learning-rate factors of your own, per module: role (`unembedding`) or regular expression over whole
-    parameter names (`.*down_proj.weight`) -> factor. A tensor that several match takes their product."""
+    """Your own learning-rate factors per module: role (`unembedding`) or regular expression over whole parameter names
+    (`.*down_proj.weight`) -> factor. If several match a tensor, they multiply."""
     weight_decay_multipliers: dict[str, NonNegativeFloat] = {}
-    """Factors for weight decay, per module as in lr_multipliers; 0 takes a module out of it."""
+    """Factors for weight decay, per module as in lr_multipliers; 0 disables it for a module."""
     init_multipliers: dict[str, NonNegativeFloat] = {}
     """Factors for the standard deviation of the first values, per module as in lr_multipliers."""
     eps_multipliers: dict[str, PositiveFloat] = {}
     """Factors for AdamW's eps, per module as in lr_multipliers."""
     weight_decay_width_exponent: NonNegativeFloat = 1.0
-    """x: the weight decay of hidden matrices grows as m_N^x where their learning rate falls as 1/m_N. 1 keeps
-    lr x decay, and so the time over which they forget; 0.5 is arXiv 2510.15262, 0 leaves the decay as it is."""
+    """x: the weight decay of hidden matrices grows as m_N^x where their learning rate falls as 1/m_N. 1 keeps lr x
+    decay, and so the time scale of forgetting; 0.5 is arXiv 2510.15262; 0 leaves the decay unchanged."""
     hidden_init_gain: PositiveFloat | None = None
-    """Hidden matrices start with a deviation of gain / sqrt(fan-in), in place of model.initializer_range, which is a
-    gain of 0.02 sqrt(fan-in) and so another one for each base (0.11 at width 32). None: initializer_range."""
+    """Initialise hidden matrices with standard deviation gain / sqrt(fan-in) instead of model.initializer_range, whose
+    gain of 0.02 sqrt(fan-in) differs between bases (0.11 at width 32). None: initializer_range."""
 
     @property
     def scales_width(self) -> bool:
@@ -99,7 +100,7 @@ class ParameterizationConfig(BaseModel, extra="forbid", frozen=True, strict=True
 
 @dataclass(frozen=True)
 class OptimizerSettings:
-    """Hold the hyperparameters tuned at the base, which the table scales."""
+    """Hold the hyperparameters that were tuned at the base and that the table scales."""
 
     lr: float
     """Peak learning rate."""
@@ -108,4 +109,5 @@ class OptimizerSettings:
     betas: tuple[float, float] = (0.9, 0.95)
     """Not scaled with width or depth."""
     matrix_update: MatrixUpdate = "elementwise"
-    """What the optimizer makes of a hidden matrix's gradient: entries (AdamW) or singular values (Muon) of size 1."""
+    """What the optimizer normalises to size 1 in a hidden matrix's update: entries (AdamW) or singular values
+    (Muon)."""

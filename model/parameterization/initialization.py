@@ -1,4 +1,4 @@
-"""Draw the first values of a model, each tensor by itself."""
+"""Draw the initial values of a model, each tensor independently."""
 
 import hashlib
 from collections import deque
@@ -13,7 +13,7 @@ from plumbline.model.parameterization.rows import ParameterRow
 from plumbline.model.parameterization.tensors import tensor_rule
 
 DRAWN_AT_ONCE = 8
-"""Tensors that a rank draws at most beside one another: so many of fp32 its host holds beside the model."""
+"""Most tensors that a rank draws at once, which the host's memory must hold in fp32 besides the model."""
 
 
 def _no_gather(_: nn.Parameter) -> AbstractContextManager[object]:
@@ -28,18 +28,18 @@ def initialize(
     gather: Callable[[nn.Parameter], AbstractContextManager[object]] = _no_gather,
     given: Collection[str] = (),
 ) -> None:
-    """Draw every tensor from N(init_mean, init_std^2), or as its module says; freeze those that do not train.
+    """Draw every tensor from N(init_mean, init_std^2), or with its module's own rule; freeze those that do not train.
 
-    Each tensor has a generator of its own, keyed by (seed, name): its values depend neither on the order of
-    construction, nor on other tensors, nor on the device, and as many are drawn at once as torch has threads.
+    Each tensor has its own generator, keyed by (seed, name), so its values do not depend on the order of construction,
+    on other tensors, or on the device. As many tensors are drawn in parallel as torch has threads.
 
     Args:
         model: the model whose parameters are filled.
         rows: its parameter table.
-        seed: of the run.
-        gather: makes a parameter whole for the time of writing to it, where an engine has sharded it.
-        given: names of the tensors that somebody else writes afterwards: they are filled with their mean, for drawing
-            takes long where the model is large.
+        seed: seed of the run.
+        gather: makes a parameter that an engine has sharded whole while it is written.
+        given: names of tensors that are overwritten afterwards; they are filled with their mean, since drawing is slow
+            for large models.
     """
     parameters = dict(model.named_parameters())
     drawn = {row.name for row in rows if row.init_std != 0.0} - set(given)
@@ -55,9 +55,10 @@ def initialize(
 
 
 def _draw_ahead(model: nn.Module, rows: Sequence[ParameterRow], seed: int) -> Iterator[Tensor]:
-    """Yield the first values of tensors in the order of their rows, while threads draw those that follow.
+    """Yield the initial values of tensors in the order of the rows, while threads draw the next ones.
 
-    A generator fills a tensor on one thread, however large it is, so that one core would draw a whole model.
+    A generator fills a tensor on a single thread however large it is, so without threads one core would draw the whole
+    model.
     """
     threads = min(torch.get_num_threads(), DRAWN_AT_ONCE)
     pending: deque[Future[Tensor]] = deque()
@@ -71,7 +72,7 @@ def _draw_ahead(model: nn.Module, rows: Sequence[ParameterRow], seed: int) -> It
 
 
 def _draw(model: nn.Module, row: ParameterRow, seed: int) -> Tensor:
-    """Return the first values of one tensor, fp32 on the CPU."""
+    """Return the initial values of one tensor, in fp32 on the CPU."""
     digest = hashlib.sha256(f"{seed}/{row.name}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
     draw = tensor_rule(model, row.name).draw

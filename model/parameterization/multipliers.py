@@ -24,15 +24,15 @@ class Multipliers:
     """Multiplies the residual stream wherever a branch is added to it."""
 
     def outside_the_stack(self, model: ModelConfig) -> "Multipliers":
-        """Return those of blocks beside the decoder's own, which do not grow in number: they count in full."""
+        """Return the multipliers for blocks outside the decoder's stack, which are not scaled with depth."""
         return replace(self, residual=1.0, skip=model.skip_gain)
 
 
 def multipliers(model: ModelConfig, config: ParameterizationConfig) -> Multipliers:
     """Return the forward constants: attention logit scale, embedding, residual, output and skip multipliers.
 
-    A skip gain g below 1 leaves g^L of the embedding after L blocks. Its rule is g^(1/m_L): g^L stays what it is at the
-    base, and a branch weighs against the stream what its own multiplier says, at every depth.
+    A skip gain g below 1 leaves g^L of the embedding after L blocks. It scales as g^(1/m_L), so that g^L is the same as
+    at the base, and a branch's weight relative to the stream is given by its own multiplier at every depth.
     """
     size = sizes(model, config)
     absorbed = config.output_scaling == "absorbed"

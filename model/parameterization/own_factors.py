@@ -1,4 +1,4 @@
-"""Apply a user's own factors on what the table decides for a tensor, by role or by name (`*_multipliers`)."""
+"""Apply a user's own factors, by role or name, to what the table decides for a tensor (`*_multipliers`)."""
 
 import math
 import re
@@ -8,10 +8,10 @@ from plumbline.model.parameterization.rows import ParameterRow
 
 
 class OwnFactors:
-    """Hold one key of the parameterization section, and remember which of its entries met a tensor.
+    """Hold one key of the parameterization section, and track which of its entries matched a tensor.
 
     Args:
-        key: of the section, for messages.
+        key: key of the section, for messages.
         factors: role or regular expression over whole names -> factor.
     """
 
@@ -19,7 +19,7 @@ class OwnFactors:
         self.key, self.factors, self.unmatched = key, factors, set(factors)
 
     def of(self, name: str, role: str) -> float:
-        """Return the product of all factors that match a tensor; 1 where none does."""
+        """Return the product of all factors that match a tensor, or 1 if none does."""
         matches = [key for key in self.factors if key == role or re.fullmatch(key, name)]
         self.unmatched -= set(matches)
         return math.prod(self.factors[key] for key in matches)
@@ -28,7 +28,7 @@ class OwnFactors:
         """Refuse an entry that matched no tensor of the table.
 
         Raises:
-            ValueError: names the entry, the roles and the form of names.
+            ValueError: an entry matched nothing; names it, the roles and the form of names.
         """
         if self.unmatched:
             raise ValueError(

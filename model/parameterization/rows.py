@@ -1,4 +1,4 @@
-"""Hold one row of the parameterization's table."""
+"""Define a row of the parameterization's table."""
 
 import math
 import re
@@ -19,15 +19,15 @@ class ParameterRow:
     init_mean: float
     init_std: float
     trainable: bool
-    """Whether the optimizer sees it; a frozen tensor stays as it was drawn."""
+    """Whether the optimizer updates it; a frozen tensor keeps its initial values."""
     lr: float
     lr_multiplier: float
     """lr / base lr: the optimizer's group runs at schedule(t) * lr_multiplier."""
     weight_decay: float
     eps: float
     gradient_growth: float
-    """Expected norm of the gradients of its role over that at the base: where the loss is the same function of its
-    features, what is not 1 changes what a limit on the norm of the whole gradient means."""
+    """Expected gradient norm of its role relative to the base, if the loss is the same function of its features. If it
+    is not 1, a limit on the global gradient norm means something else than at the base."""
 
     @property
     def count(self) -> int:
@@ -36,7 +36,7 @@ class ParameterRow:
 
 
 def over_layers(rows: Sequence[ParameterRow]) -> Iterator[ParameterRow]:
-    """Yield one row, at the place of the first, for all that differ in nothing but the number in their name."""
+    """Merge rows that differ only in the layer number in their name, each at the position of the first."""
     layers: dict[tuple[str, str, ParameterRow], list[int]] = {}
     for row in rows:
         found = re.search(r"(?<=\.)\d+(?=\.)", row.name)
@@ -49,6 +49,6 @@ def over_layers(rows: Sequence[ParameterRow]) -> Iterator[ParameterRow]:
 
 
 def _ranges(numbers: Sequence[int]) -> str:
-    """Return ascending numbers as in 0-2,5."""
+    """Format ascending numbers as in 0-2,5."""
     runs = ([number for _, number in run] for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0]))
     return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)

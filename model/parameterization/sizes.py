@@ -8,14 +8,14 @@ from plumbline.model.parameterization.config import ParameterizationConfig
 
 @dataclass(frozen=True)
 class Sizes:
-    """Say how much larger the model is than the base, and which part of the rule applies. All are 1 under sp."""
+    """Hold the ratios of the model's sizes to the base's, as far as the rule uses them. All are 1 under sp."""
 
     width: float
-    """m_N: the residual stream."""
+    """m_N: width of the residual stream."""
     depth: float
-    """m_L; 1 where the rule has no depth part."""
+    """m_L, or 1 if the rule does not scale with depth."""
     alpha: float
-    """Depth exponent; 1 (which leaves every depth factor at 1) where the rule has no depth part."""
+    """Depth exponent, or 1 (which leaves every depth factor at 1) if the rule does not scale with depth."""
     query: float
     """Query heads x head_dim: output of q_proj, input of o_proj."""
     key_value: float
@@ -23,17 +23,17 @@ class Sizes:
     head_dim: float
     """Width of one head."""
     gate: float
-    """Outputs of the attention's gate: one for each query head, or for each of its channels."""
+    """Outputs of the attention's gate: one per query head, or one per channel of each head."""
     intermediate: float
     """Inner width of the MLP."""
 
     @property
     def fixed(self) -> float:
-        """Return the ratio of what does not grow."""
+        """Return the ratio for dimensions that do not grow: 1."""
         return 1.0
 
     def outside_the_stack(self) -> "Sizes":
-        """Return the same for what stands beside the decoder's blocks: its number does not grow with the depth."""
+        """Return the sizes for modules outside the decoder's stack, whose number does not grow with depth."""
         return replace(self, depth=1.0, alpha=1.0)
 
 

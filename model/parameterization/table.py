@@ -8,18 +8,18 @@ Source: Table 1 of CompleteP (arXiv 2505.01618), with these additions:
 
 - AdamW's eps outside the blocks shrinks with the gradient (1/m_N: Complete(d)P, arXiv 2512.22382, for the embedding;
   the same argument gives the final norm and the unembedding). The gains of QK-norm sum their gradient over all heads,
-  so their eps scales with the width of a head alone.
-- The attention scale is written so that it equals 1/sqrt(head_dim) to the last bit at the base.
-- Where shapes do not grow in one proportion, each hidden matrix scales with its own fans: learning rate with the ratio
-  of its fan-in, eps with that of its fan-out (the gradient of one unit of a layer of n shrinks as 1/n), init such that
-  its spectral norm grows as sqrt(fan_out / fan_in) (arXiv 2310.17813).
-- What stands beside the stack of blocks (an objective's own modules) does not grow in number: depth does not scale it.
+  so their eps scales only with the head width.
+- The attention scale is written so that it equals 1/sqrt(head_dim) exactly at the base.
+- If shapes do not all grow in proportion, each hidden matrix scales with its own fans: learning rate with the ratio of
+  its fan-in, eps with that of its fan-out (the gradient of one of n units shrinks as 1/n), init such that its spectral
+  norm grows as sqrt(fan_out / fan_in) (arXiv 2310.17813).
+- Modules outside the stack of blocks (an objective's own) do not grow in number, so they are not scaled with depth.
 - An optimizer that orthogonalises (Muon) moves a matrix by a fixed spectral norm; the spectral condition (arXiv
   2310.17813: update norm ~ sqrt(fan_out / fan_in)) then takes the place of the 1/fan_in of AdamW.
 
 The role of a tensor follows from its *name* (tensors.py), never from its shape (ZeRO-3 shows empty shapes), and the
-table from the configuration alone, so the same rows serve `plan.py`, the initialisation and the optimizer's groups.
-Weight decay is in PyTorch's coupled convention: a step decays by lr * weight_decay.
+table only from the configuration, so `plan.py`, the initialisation and the optimizer's groups use the same rows. Weight
+decay follows PyTorch's coupled convention: a step decays by lr * weight_decay.
 """
 
 import functools
@@ -68,12 +68,12 @@ def scaling_table(
     """Return Table 1 of CompleteP for one tensor; the factor 0 means "none" (norms, biases).
 
     Args:
-        size: the model against the base.
-        fan_in: ratio of this hidden matrix's fan-in to the base's; m_N where everything grows in one proportion.
-        fan_out: the same of the fan-out, also of a bias.
-        matrix_lr: what width does to a hidden matrix's learning rate.
-        absorbed: the unembedding carries the logits' 1/m_N in its weights.
-        decay_exponent: power of what takes the decay of a matrix up as its learning rate goes down.
+        size: sizes of the model relative to the base.
+        fan_in: ratio of this hidden matrix's fan-in to the base's; m_N if everything grows in proportion.
+        fan_out: the same for the fan-out, also for a bias.
+        matrix_lr: factor of width on a hidden matrix's learning rate.
+        absorbed: whether the unembedding carries the logits' 1/m_N in its weights.
+        decay_exponent: exponent with which the decay of a matrix grows as its learning rate falls.
     """
     n, l, a, x = size.width, size.depth, size.alpha, decay_exponent  # noqa: E741 - the paper's letters
     block_lr, block_eps = l ** (a - 1), l**-a
@@ -95,9 +95,9 @@ def scaling_table(
 
 
 def gradient_growth(role: Role, scaling: Scaling, size: Sizes, fan_in: float, fan_out: float) -> float:
-    """Return the norm of a role's gradients, over all blocks, relative to the base's.
+    """Return the gradient norm of a role, over all blocks, relative to the base's.
 
-    eps follows the size of one entry of the gradient, and the square of the norm sums over entries and blocks.
+    eps scales like one entry of the gradient, and the squared norm sums over entries and blocks.
     """
     n = size.width
     entries = {
@@ -113,20 +113,20 @@ def gradient_growth(role: Role, scaling: Scaling, size: Sizes, fan_in: float, fa
 
 @dataclass(frozen=True)
 class ModelTensor:
-    """Hold what is known of a tensor before any memory is spent on it."""
+    """Describe a tensor before it is allocated."""
 
     shape: tuple[int, ...]
     rule: TensorRule
 
 
 class NoInitialValues(TorchFunctionMode):
-    """Skip the initial values that modules of torch draw for themselves, which take as long as ours that replace them.
+    """Skip the initialisation in torch's own modules, which takes as long as ours that replaces it.
 
-    On the meta device torch would import its whole compiler for them, which takes longer than all else that is planned.
+    On the meta device torch would import its whole compiler for it, which takes longer than all the rest of planning.
     """
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Return the tensor that was to be filled, or what any other function returns."""
+        """Return the tensor of an initialisation function unchanged, or call any other function."""
         kwargs = kwargs or {}
         if getattr(function, "__module__", None) == "torch.nn.init":
             return kwargs["tensor"] if "tensor" in kwargs else args[0]
@@ -135,9 +135,9 @@ class NoInitialValues(TorchFunctionMode):
 
 @functools.lru_cache
 def model_tensors(model: ModelConfig, objective: ObjectiveConfig | None = None) -> dict[str, ModelTensor]:
-    """Return shape and rule of every tensor (a tied head has none) by name, in the order of `named_parameters()`.
+    """Return shape and rule of every tensor by name (a tied head has none), in the order of `named_parameters()`.
 
-    With an objective, also of the tensors that it adds.
+    With an objective, the tensors that it adds are included.
     """
     with torch.device("meta"), NoInitialValues():
         forward = Multipliers(attention=1.0)
@@ -161,10 +161,10 @@ def model_tensors(model: ModelConfig, objective: ObjectiveConfig | None = None) 
 
 
 def _check_buffers(skeleton: nn.Module) -> None:
-    """Refuse what a run would lose: checkpoints, exports and averages hold parameters alone.
+    """Refuse buffers that a run would lose, since checkpoints, exports and averages hold only parameters.
 
     Raises:
-        ValueError: names a buffer that was to be saved, or that has no value where weights have none yet.
+        ValueError: names a buffer that is persistent, or that has no value on the meta device.
     """
     saved = skeleton.state_dict().keys()
     for name, buffer in skeleton.named_buffers():
@@ -177,7 +177,7 @@ def _check_buffers(skeleton: nn.Module) -> None:
 
 
 def _check_branches(skeleton: nn.Module) -> None:
-    """Refuse a block that adds a branch by itself, for then nothing multiplies it by the factor of the table.
+    """Refuse a block that adds a branch by itself, since the table's factor would not be applied.
 
     Raises:
         ValueError: names block and branch.
@@ -194,22 +194,23 @@ def _check_branches(skeleton: nn.Module) -> None:
 def parameter_shapes(
     model: ModelConfig, objective: ObjectiveConfig | None = None, roles: Container[Role] | None = None
 ) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the same tensors by name; with `roles`, of those that have one of them."""
+    """Return the shapes of the same tensors by name, or only of those with one of `roles`."""
     found = model_tensors(model, objective).items()
     return {name: tensor.shape for name, tensor in found if roles is None or tensor.rule.role in roles}
 
 
 def parameter_count(model: ModelConfig) -> int:
-    """Return the number of parameters of the model, all of them."""
+    """Return the total number of parameters of the model."""
     return sum(math.prod(shape) for shape in parameter_shapes(model).values())
 
 
 def matrix_lr_factor(shape: tuple[int, ...], fan_in: float, fan_out: float, update: MatrixUpdate) -> float:
-    """Return what width does to a hidden matrix's learning rate.
+    """Return the factor of width on a hidden matrix's learning rate.
 
-    AdamW moves every entry by lr, and a product over fan_in entries that agree in sign by fan_in * lr: 1/fan_in. Muon,
-    RMS-matched to AdamW, moves the matrix by a spectral norm of 0.2 * sqrt(max(shape)) * lr, which should be as
-    sqrt(fan_out / fan_in): as m_N^-0.5 where everything grows in one proportion. 1/fan_in on top would scale twice.
+    AdamW moves every entry by lr, and so a product over fan_in entries of equal sign by fan_in * lr: the factor is
+    1/fan_in. Muon, RMS-matched to AdamW, moves the matrix by a spectral norm of 0.2 * sqrt(max(shape)) * lr, which
+    should scale as sqrt(fan_out / fan_in): the factor is m_N^-0.5 if everything grows in proportion. 1/fan_in on top
+    would scale twice.
     """
     if update == "elementwise":
         return 1 / fan_in
@@ -218,10 +219,11 @@ def matrix_lr_factor(shape: tuple[int, ...], fan_in: float, fan_out: float, upda
 
 
 def uneven_init_factor(shape: tuple[int, ...], fan_in: float, fan_out: float) -> float:
-    """Return what uneven growth does to a hidden matrix's first values, on top of fan_in^-1/2.
+    """Return the factor of uneven growth on a hidden matrix's initial values, on top of fan_in^-1/2.
 
-    Entries of deviation s have a spectral norm of s (sqrt(rows) + sqrt(columns)), and it should grow as
-    sqrt(fan_out / fan_in). Without this factor, one key/value head keeps rows that are longer than the update's.
+    Entries with standard deviation s have a spectral norm of s (sqrt(rows) + sqrt(columns)), which should grow as
+    sqrt(fan_out / fan_in). Without this factor, a single key/value head keeps rows that are longer than those of the
+    update.
     """
     if fan_in == fan_out:
         return 1.0
@@ -239,14 +241,14 @@ def _first_deviation(
     model: ModelConfig,
     config: ParameterizationConfig,
 ) -> float:
-    """Return the standard deviation of a tensor's first values.
+    """Return the standard deviation of a tensor's initial values.
 
     Args:
         name: of the tensor.
         tensor: its shape and rule.
-        factor: what the table makes of the base's deviation.
+        factor: the table's factor on the base's deviation.
         fan_in: ratio of its fan-in to the base's.
-        fan_out: the same of the fan-out.
+        fan_out: the same for the fan-out.
         model: the model.
         config: the parameterization.
     """
@@ -258,14 +260,14 @@ def _first_deviation(
     factor *= uneven_init_factor(tensor.shape, fan_in, fan_out)
     if config.scaled_branch_init and name.startswith("model.layers."):
         factor *= _end_factor(name, model)
-    if config.hidden_init_gain is not None:  # in place of the base's deviation; factor has what width does to it
+    if config.hidden_init_gain is not None:  # replaces the base's deviation; `factor` scales it with width
         base_columns = tensor.shape[1] / fan_in
         model = model.model_copy(update={"initializer_range": config.hidden_init_gain / math.sqrt(base_columns)})
     return tensor.rule.std(model, factor)
 
 
 def _end_factor(name: str, model: ModelConfig) -> float:
-    """Return what GPT-2 does to a matrix that ends a branch: (number of branches)^-1/2; 1 for any other."""
+    """Return GPT-2's factor on a matrix that ends a branch, (number of branches)^-1/2, or 1 for any other."""
     block = block_kind(model)
     if block.ends_in_norm:
         raise ValueError(
@@ -282,12 +284,12 @@ def parameter_table(
     base: OptimizerSettings,
     objective: ObjectiveConfig | None = None,
 ) -> list[ParameterRow]:
-    """Return one row per tensor of the model (a tied head has none), in the order of `named_parameters()`.
+    """Return one row per tensor of the model (none for a tied head), in the order of `named_parameters()`.
 
-    With an objective, also for the tensors that it adds.
+    With an objective, the tensors that it adds are included.
 
     Raises:
-        ValueError: a setting that a tied unembedding or the block cannot have, or a key of own factors that matches no
+        ValueError: a setting is incompatible with a tied unembedding or the block, or a key of own factors matches no
             tensor.
     """
     if model.tie_word_embeddings and config.output_scaling == "absorbed":
@@ -314,8 +316,8 @@ def parameter_table(
         )[role]
         factors = {key: factor.of(name, role) for key, factor in own.items()}
         first_factors[name] = factors["init_multipliers"]
-        # Adam's step does not see the logits' 1/gamma_0, so one power of gamma_0 on lr makes features move by it;
-        # lr * weight_decay stays as it was, and eps shrinks with the gradient.
+        # Adam's step is invariant to the logits' 1/gamma_0, so a factor gamma_0 on lr makes features move by that much
+        # more; lr * weight_decay is unchanged, and eps shrinks with the gradient.
         lr_multiplier = scaling.lr * config.gamma_0 * factors["lr_multipliers"]
         decay = base.weight_decay * scaling.weight_decay / config.gamma_0
         init = scaling.init_std * factors["init_multipliers"]

@@ -1,9 +1,8 @@
-"""Define what a module states about the tensors that it holds: their roles, their fans and what they start as.
+"""Define what a module states about its tensors: their roles, fans and initial values.
 
-A module of the model lists a `TensorRule` for each of its tensors in the class attribute `tensors`. The rule of a
-parameter is that of the innermost module around it that has one, so `self_attn.q_proj.weight` is found in the attention
-class and not in `torch.nn.Linear`. Rules go by name and never by shape: under ZeRO-3 a shape is empty until the
-parameter is gathered.
+A module lists a `TensorRule` for each of its tensors in the class attribute `tensors`. A parameter gets its rule from
+the innermost enclosing module that has one, so that of `self_attn.q_proj.weight` is in the attention class, not in
+`torch.nn.Linear`. Rules go by name and never by shape: under ZeRO-3 a shape is empty until the parameter is gathered.
 """
 
 import re
@@ -30,7 +29,7 @@ Role = Literal[
     "unembedding",
 ]
 Draw = Callable[[tuple[int, ...], float, torch.Generator], Tensor]
-"""Shape, standard deviation and generator -> first values."""
+"""Shape, standard deviation and generator -> initial values."""
 
 
 def _always(_: ModelConfig) -> bool:
@@ -43,27 +42,27 @@ def _scaled_range(model: ModelConfig, scale: float) -> float:
 
 @dataclass(frozen=True)
 class TensorRule:
-    """State what the tensors of one name are to the parameterization."""
+    """State how the parameterization treats tensors of one name."""
 
     name: str
-    """Regular expression over the whole name below the module that states the rule."""
+    """Regular expression that matches the whole name relative to the module with the rule."""
     role: Role
     """Row of the parameterization's table."""
     fans: tuple[str, str] = ("width", "width")
-    """Fan-in and fan-out of a matrix (of a bias, of its matrix), as fields of parameterization.Sizes."""
+    """Fan-in and fan-out of a matrix (for a bias, of its matrix), as fields of parameterization.Sizes."""
     start: float | Callable[[ModelConfig], float] = 0.0
-    """Mean at the start."""
+    """Initial mean."""
     start_with: str | None = None
-    """Name of a tensor further up whose own factor of first values (init_multipliers) multiplies `start`."""
+    """Name of a tensor outside this module whose init_multipliers factor also multiplies `start`."""
     std: Callable[[ModelConfig, float], float] = _scaled_range
-    """Standard deviation at the start, from the parameterization's factor for the role."""
+    """Initial standard deviation, given the parameterization's factor for the role."""
     draw: Draw | None = None
-    """How it is drawn; None: normally around `start`."""
+    """How it is drawn; None: from a normal distribution around `start`."""
     trains: Callable[[ModelConfig], bool] = _always
-    """Whether the optimizer sees it."""
+    """Whether the optimizer updates it."""
 
     def first_value(self, model: ModelConfig) -> float:
-        """Return the mean at the start."""
+        """Return the initial mean."""
         return self.start if isinstance(self.start, (int, float)) else self.start(model)
 
 
@@ -71,7 +70,7 @@ def tensor_rule(module: nn.Module, name: str) -> TensorRule:
     """Return the rule of the parameter `name` of `module`.
 
     Raises:
-        ValueError: no module around the parameter states one.
+        ValueError: no enclosing module has one.
     """
     parts = name.split(".")
     for depth in range(len(parts) - 1, -1, -1):
@@ -94,7 +93,7 @@ def matrix_rules(
         name: regular expression over the layer's name.
         fan_in: field of parameterization.Sizes.
         fan_out: likewise.
-        trains: whether the optimizer sees them.
+        trains: whether the optimizer updates them.
     """
     fans = (fan_in, fan_out)
     return (
@@ -104,16 +103,16 @@ def matrix_rules(
 
 
 def norm_rules(name: str, start: float | Callable[[ModelConfig], float] = 1.0) -> tuple[TensorRule, ...]:
-    """Return the rules of a norm inside a block, whichever model.norm makes it.
+    """Return the rules of a norm inside a block, for every kind of model.norm.
 
     Args:
         name: regular expression over the norm's name.
         start: first value of its gains.
     """
     return (
-        # One number for each channel: its gradient shrinks with width
+        # One number per channel, whose gradient shrinks with width
         TensorRule(rf"{name}\.weight", "hidden_norm", start=start),
         TensorRule(rf"{name}\.bias", "hidden_norm"),
-        # One number for all channels: its gradient sums over them
+        # One number for all channels, whose gradient sums over them
         TensorRule(rf"{name}\.scale", "hidden_scalar", start=start),
     )

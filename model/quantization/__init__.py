@@ -1,1 +1,1 @@
-"""Round to number formats by quantizers, and compute with rounded values in models."""
+"""Round tensors to number formats, and compute with rounded values in models."""

@@ -1,7 +1,7 @@
-"""Train with the blocks' matrix products in float8, through torchao, whose layers take the place of ours.
+"""Train with the blocks' matrix products in float8, using torchao's layers in place of ours.
 
-A recipe says which values share a scale: all of a tensor (tensorwise), or those of a row (rowwise), with the products
-that give the weights' gradients in bf16 (rowwise_with_gw_hp). Stored weights stay as they are.
+A recipe says which values share a scale: those of a tensor (tensorwise) or of a row (rowwise), the latter optionally
+with weight gradients computed in bf16 (rowwise_with_gw_hp). Stored weights are unchanged.
 """
 
 from dataclasses import replace
@@ -21,7 +21,7 @@ _UNCOMPILED = (
 
 
 def refusal(precision: PrecisionConfig, device: torch.device, compiled: bool) -> str | None:
-    """Return why nothing is computed in float8 here, or None: it is, or need not be."""
+    """Return why float8 cannot be used here, or None if it can or is not needed."""
     if precision.float8 is None:
         return None
     if find_spec("torchao") is None:
@@ -41,11 +41,11 @@ def refusal(precision: PrecisionConfig, device: torch.device, compiled: bool) ->
 
 
 def compute_in_float8(blocks: nn.Module, precision: PrecisionConfig) -> None:
-    """Replace the linear layers of blocks, in place; names of parameters stay. Nothing without `precision.float8`."""
+    """Replace the linear layers of blocks in place if `precision.float8` is set; parameters keep their names."""
     if precision.float8 is None:
         return
     from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
     recipe = Float8LinearConfig.from_recipe_name(precision.float8)
-    # Padding: the gradient of a weight sums over tokens, and how many an objective has at once is its own affair
+    # Padding: the gradient of a weight sums over tokens, whose number is up to the objective
     convert_to_float8_training(blocks, config=replace(recipe, emulate=precision.float8_emulated, pad_inner_dim=True))

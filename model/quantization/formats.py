@@ -1,6 +1,6 @@
-"""Round to the values that b bits can hold: integers of 2 to 16 bits, or floats of any exponent and mantissa.
+"""Round to b-bit number formats: integers of 2 to 16 bits, or floats with any exponent and mantissa.
 
-A format knows nothing of scales; `quantizer.py` puts them around it.
+Formats have no scales; `quantizer.py` adds them.
 """
 
 import re
@@ -35,8 +35,8 @@ class Integer:
 class Float:
     """Round to floats of a sign, `exponent_bits` and `mantissa_bits`, with subnormals.
 
-    Every code is a number, as in the element formats of the OCP microscaling specification, but for E4M3, which loses
-    its last code to NaN, and formats of five and more exponent bits, which lose the last exponent to infinity, as E5M2.
+    Every code is a number, as in the element formats of the OCP microscaling specification, except in E4M3, whose last
+    code is NaN, and in formats with five or more exponent bits, whose last exponent is infinity, as in E5M2.
     """
 
     exponent_bits: int
@@ -54,7 +54,7 @@ class Float:
 
     @property
     def largest(self) -> float:
-        """Return the largest value: 448 of E4M3, 57344 of E5M2, 6 of E2M1."""
+        """Return the largest value: 448 for E4M3, 57344 for E5M2, 6 for E2M1."""
         last_step: float = 2.0**-self.mantissa_bits * (2 if (self.exponent_bits, self.mantissa_bits) == (4, 3) else 1)
         return float(2.0**self.largest_exponent * (2.0 - last_step))
 
@@ -69,7 +69,7 @@ class Float:
         exponent = torch.frexp(x).exponent - 1  # |x| = 1.m x 2^exponent; frexp's mantissa is in [1/2, 1)
         smallest_normal = 2 - 2 ** (self.exponent_bits - 1)
         steps = exponent.clamp_min(smallest_normal) - self.mantissa_bits
-        # Twice, in halves: with 8 exponent bits one power of two may be beyond fp32
+        # In two halves: with 8 exponent bits a single power of two may exceed fp32
         half = steps // 2
         rounded = (x * power_of_two(-half) * power_of_two(half - steps)).round()
         return rounded * power_of_two(half) * power_of_two(steps - half)
@@ -79,9 +79,9 @@ Format = Integer | Float
 
 
 def power_of_two(exponent: Tensor) -> Tensor:
-    """Return 2^exponent in fp32 of whole numbers from -126 to 127, int32, any shape.
+    """Return 2^exponent in fp32 for int32 exponents from -126 to 127, of any shape.
 
-    By its bits, and so exactly on every device: torch's `ldexp` multiplies by a power that a GPU may round.
+    It is built from bits and so exact on every device; torch's `ldexp` multiplies by a power that a GPU may round.
     """
     return ((exponent + 127) << 23).view(torch.float32)
 
@@ -90,7 +90,7 @@ def parse_format(name: str) -> Format:
     """Return the format of a name: int2 to int16, or eXmY with 2 <= X <= 8, 0 <= Y <= 10, such as e4m3.
 
     Raises:
-        ValueError: the name is of no format.
+        ValueError: there is no format of that name.
     """
     if match := re.fullmatch(r"int(\d{1,2})", name):
         if 2 <= (bits := int(match[1])) <= 16:

@@ -1,6 +1,6 @@
-"""Compute with rounded weights, inputs, keys and values in a model whose stored weights stay as they were.
+"""Compute with rounded weights and inputs in a model whose stored weights stay unchanged.
 
-Rounding happens inside the forward of the layer that owns the weight, where ZeRO-3 has gathered it.
+Rounding happens in the forward pass of the layer that owns the weight, where ZeRO-3 has gathered it.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,9 +18,9 @@ class QuantizedLinear(nn.Linear):
     """Compute a linear layer that rounds its weight and its input in each forward, with straight-through gradients."""
 
     input_scale: Tensor | None
-    """What the input is divided by before it is rounded, [in_features]; the weight has been multiplied by it."""
+    """Divisor of the input before rounding, [in_features]; the weight was multiplied by it."""
     grid: Grid | None
-    """The grid of a weight that was rounded for good, for the quantizer's `blocked` view."""
+    """The grid of a permanently rounded weight, for the quantizer's `blocked` view."""
 
     def __init__(
         self,
@@ -30,17 +30,17 @@ class QuantizedLinear(nn.Linear):
         limits: Limits | None = None,
         input_scale: Tensor | None = None,
     ) -> None:
-        """Take the place of `linear`, whose parameters stay the very same.
+        """Replace `linear`, sharing its parameters.
 
         Args:
             linear: the layer to replace.
-            weights: how its weight is rounded; None: not at all, for instance because it has been.
+            weights: how its weight is rounded; None means not at all, for instance because it already is.
             activations: how its input is rounded.
-            limits: of the input, measured before (static); None: found for each input (dynamic).
-            input_scale: of the input, [in_features].
+            limits: limits of the input, measured before (static); None finds them for each input (dynamic).
+            input_scale: divisor of the input, [in_features].
 
         Raises:
-            ValueError: a granularity that weights or activations do not have.
+            ValueError: a granularity does not apply to weights or activations.
         """
         super().__init__(linear.in_features, linear.out_features, bias=False, device="meta")
         self.weight, self.bias = linear.weight, linear.bias
@@ -65,7 +65,7 @@ class QuantizedLinear(nn.Linear):
 
 @torch.no_grad()
 def rounded_weights(layers: nn.Module) -> dict[str, Tensor]:
-    """Return the name and the rounded weight of every layer inside `layers` that rounds it."""
+    """Return the rounded weight of every layer inside `layers` that rounds it, by name."""
     return {
         f"{name}.weight": module.weights.fake_quantize(module.weight, "weights")
         for name, module in layers.named_modules()
@@ -74,7 +74,7 @@ def rounded_weights(layers: nn.Module) -> dict[str, Tensor]:
 
 
 def replace_linears(layers: nn.Module, replacement: Callable[[str, nn.Linear], nn.Module]) -> None:
-    """Put `replacement`(name, layer) in the place of every nn.Linear inside `layers`; parameters keep their names."""
+    """Replace every nn.Linear inside `layers` by `replacement`(name, layer); parameters keep their names."""
     for name, module in list(layers.named_modules()):
         for child_name, child in list(module.named_children()):
             if isinstance(child, nn.Linear):
@@ -83,9 +83,9 @@ def replace_linears(layers: nn.Module, replacement: Callable[[str, nn.Linear], n
 
 @contextmanager
 def quantized_linears(layers: nn.Module, weights: Quantizer | None, activations: Quantizer | None) -> Iterator[None]:
-    """Make every nn.Linear inside `layers` round its weight and input until the block ends.
+    """Make every nn.Linear inside `layers` round its weight and input within a `with` block.
 
-    For models whose modules cannot be replaced, because DeepSpeed has put hooks on them. Compiled modules run
+    This is for models whose modules cannot be replaced because DeepSpeed has put hooks on them. Compiled modules run
     uncompiled meanwhile.
     """
     linears = [module for module in layers.modules() if isinstance(module, nn.Linear)]
@@ -96,7 +96,7 @@ def quantized_linears(layers: nn.Module, weights: Quantizer | None, activations:
             yield
     finally:
         for linear in linears:
-            del linear.__dict__["forward"]  # the class's own shows again
+            del linear.__dict__["forward"]  # restores the class's own
 
 
 def _rounded_linear(

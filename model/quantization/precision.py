@@ -1,7 +1,7 @@
-"""Define the `precision` section: what a model rounds in its forward pass, in training and whenever it runs later.
+"""Define the `precision` section: what a model rounds in its forward pass, in training and afterwards.
 
-Laws of precision (arXiv 2411.04330) are about such models: integers of P bits, forward only, weights with a scale for
-each output channel, activations and keys and values with one for each tensor.
+Precision scaling laws (arXiv 2411.04330) describe such models: P-bit integers in the forward pass only, with one scale
+per output channel for weights, and one per tensor for activations, keys and values.
 """
 
 from typing import Literal
@@ -19,7 +19,7 @@ from plumbline.model.quantization.layers import QuantizedLinear, replace_linears
 from plumbline.model.quantization.quantizer import Granularity, Quantizer, Site
 
 PAPERS: dict[Site, Granularity] = {"weights": "channel", "activations": "tensor", "kv_cache": "tensor"}
-BLOCK_FORMATS = {  # elements that share a scale of few bits
+BLOCK_FORMATS = {  # formats whose elements share a low-precision scale
     "mxfp8": Quantizer(format="e4m3", granularity="group", group_size=32, scales="e8m0"),
     "mxfp8_e5m2": Quantizer(format="e5m2", granularity="group", group_size=32, scales="e8m0"),
     "mxfp6": Quantizer(format="e2m3", granularity="group", group_size=32, scales="e8m0"),
@@ -27,28 +27,28 @@ BLOCK_FORMATS = {  # elements that share a scale of few bits
     "mxfp4": Quantizer(format="e2m1", granularity="group", group_size=32, scales="e8m0"),
     "nvfp4": Quantizer(format="e2m1", granularity="group", group_size=16, scales="e4m3"),
 }
-PLAIN_BITS = 16  # of what is not rounded, as laws of precision count
-FLOAT8_MULTIPLE = 16  # of both sides of a matrix, which float8 units of GPUs ask for
+PLAIN_BITS = 16  # bits of unrounded values, as precision laws count them
+FLOAT8_MULTIPLE = 16  # both dimensions of a matrix must be multiples of this for a GPU's float8 units
 
 
 class PrecisionConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
-    """Configure rounding in the forward pass of the blocks; embedding, head, norms and gradients stay as they are.
+    """Configure rounding in the forward pass of the blocks; embedding, head, norms and gradients are not rounded.
 
     Weights, activations and kv_cache take a number of bits P (integers), a format (e4m3, int8, ...), a block format
-    (mxfp8, mxfp6, mxfp4, nvfp4), or a quantizer in full. Bits and formats have the granularity of arXiv 2411.04330.
+    (mxfp8, mxfp6, mxfp4, nvfp4), or a quantizer in full. Bits and formats use the granularity of arXiv 2411.04330.
     """
 
     weights: Quantizer | None = None
-    """Weights of the linear layers. Alone, this is what is called quantization-aware training."""
+    """Weights of the linear layers. On its own, this is quantization-aware training."""
     activations: Quantizer | None = None
     """Inputs of the linear layers."""
     kv_cache: Quantizer | None = None
     """Keys and values, as a cache would store them."""
     float8: Literal["tensorwise", "rowwise", "rowwise_with_gw_hp"] | None = None
-    """Instead: matrix products of the blocks in float8 while training, by a recipe of torchao. It is arithmetic, as
-    bf16 is, and no property of the trained model."""
+    """Alternatively, compute the blocks' matrix products in float8 in training, with a torchao recipe. Like bf16, this
+    is a choice of arithmetic, not a property of the trained model."""
     float8_emulated: bool = False
-    """Round to float8 and multiply in higher precision: slow, and on any device, to try a configuration."""
+    """Round to float8 and multiply in higher precision: slow, but works on any device, to try a configuration."""
 
     @field_validator("weights", "activations", "kv_cache", mode="before")
     @classmethod
@@ -79,7 +79,7 @@ class PrecisionConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_a
         return all(getattr(self, key) is None for key in ("weights", "activations", "kv_cache", "float8"))
 
     def bits(self, site: Site) -> int:
-        """Return the bits of a value while training, `PLAIN_BITS` where none is rounded."""
+        """Return the bits of a value in training, `PLAIN_BITS` if it is not rounded."""
         quantizer: Quantizer | None = getattr(self, site)
         if quantizer is not None:
             return quantizer.numbers.bits
@@ -87,20 +87,20 @@ class PrecisionConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_a
 
     @property
     def training_bits(self) -> dict[str, int]:
-        """Return `bits` of all sites, by the names that laws of precision have for them."""
+        """Return the `bits` of all sites, under their names in precision laws."""
         names: dict[str, Site] = {"weight_bits": "weights", "activation_bits": "activations", "kv_bits": "kv_cache"}
         return {name: self.bits(site) for name, site in names.items()}
 
     @property
     def weight_format(self) -> str | None:
-        """Return the number format of the weights while training, or None: not rounded."""
+        """Return the number format of the weights in training, or None if they are not rounded."""
         if self.weights is not None:
             return self.weights.format
         return None if self.float8 is None else "e4m3"
 
     @property
     def group_size(self) -> int | None:
-        """Return how many weights of a row share a scale in training; None: more than a group, or none is rounded."""
+        """Return the number of weights that share a scale in training, or None if ungrouped or not rounded."""
         return None if self.weights is None else self.weights.group_size
 
     def __str__(self) -> str:
@@ -113,7 +113,7 @@ class PrecisionConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_a
 
 
 def named_quantizer(name: int | str, site: Site) -> Quantizer:
-    """Return the quantizer that a number of bits, a format or a block format stands for, at a site.
+    """Return the quantizer for a number of bits, a format or a block format, at a site.
 
     Raises:
         ValueError: there is no such format.
@@ -121,15 +121,15 @@ def named_quantizer(name: int | str, site: Site) -> Quantizer:
     if isinstance(name, str) and name in BLOCK_FORMATS:
         return BLOCK_FORMATS[name]
     known = name if isinstance(name, str) else f"int{name}"
-    parse_format(known)  # its own error is shorter than that of a quantizer inside a section
+    parse_format(known)  # its error is shorter than that of a quantizer inside a section
     return Quantizer(format=known, granularity=PAPERS[site])
 
 
 def check_precision(precision: PrecisionConfig, model: ModelConfig) -> None:
-    """Refuse what the blocks of a model have no room for.
+    """Refuse precision settings that the blocks of a model do not support.
 
     Raises:
-        ValueError: names the key, and what would fit.
+        ValueError: names the key and what would fit.
     """
     if precision.is_plain:
         return
@@ -160,7 +160,7 @@ def check_precision(precision: PrecisionConfig, model: ModelConfig) -> None:
 
 
 def apply_precision(blocks: nn.Module, precision: PrecisionConfig) -> None:
-    """Make blocks compute as `precision` says, in place; names of parameters stay. Not float8: see float8.py."""
+    """Apply `precision` to blocks in place, except float8 (see float8.py); parameters keep their names."""
     weights, activations, kv_cache = precision.weights, precision.activations, precision.kv_cache
     if weights is not None or activations is not None:
         replace_linears(blocks, lambda _, linear: QuantizedLinear(linear, weights, activations))
@@ -171,7 +171,7 @@ def apply_precision(blocks: nn.Module, precision: PrecisionConfig) -> None:
 
 
 def scales_over_tokens(blocks: nn.Module) -> list[str]:
-    """Return the quantizers in blocks by which one token is rounded otherwise beside others, in words."""
+    """Describe the quantizers in blocks whose rounding of a token depends on other tokens."""
     found = dict[str, None]()
     for module in blocks.modules():
         if isinstance(module, QuantizedLinear) and module.activations is not None and module.limits is None:
@@ -194,6 +194,6 @@ class StoredRounded:
                 quantizer.check("kv_cache")
 
     def __call__(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Return both rounded; what has no quantizer stays."""
+        """Return both, each rounded if it has a quantizer."""
         keys = keys if self.keys is None else self.keys.fake_quantize(keys, "kv_cache")
         return keys, values if self.values is None else self.values.fake_quantize(values, "kv_cache")

@@ -1,7 +1,8 @@
-"""Round a tensor to a number format: choose which values share a scale, and find that scale.
+"""Round a tensor to a number format: choose which values share a scale, and compute that scale.
 
-A tensor is seen as blocks of values that share a scale: `blocks` says which dimensions of the view they span. A `Grid`
-holds the scale of each block and rounds to it; `Quantizer.fake_quantize` is both, in ordinary floating point.
+A tensor is viewed as blocks of values that share a scale; `blocked` returns the view and the dimensions that a block
+spans. A `Grid` holds the scale of each block and rounds to it; `Quantizer.fake_quantize` does both, in ordinary
+floating point.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,13 +27,13 @@ OWN_SCALE: dict[Site, dict[Granularity, tuple[int, ...]]] = {
     "kv_cache": {"tensor": (), "head": (-3,), "channel": (-3, -1), "token": (-4, -3, -2)},
 }
 SCALES = {"fp32": 32, "fp16": 16, "e8m0": 8, "e4m3": 8}  # bits of a stored scale
-SHRINKS = torch.linspace(1.0, 0.3, 71).tolist()[1:]  # of the range, when it is chosen by squared error
+SHRINKS = torch.linspace(1.0, 0.3, 71).tolist()[1:]  # shares of the range to try if it is chosen by squared error
 TINY = torch.finfo(torch.float32).tiny
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Hold the lowest and highest value that each block has to hold; broadcastable against the blocked view."""
+    """Hold the lowest and highest value that each block must represent, broadcastable against the blocked view."""
 
     low: Tensor
     high: Tensor
@@ -43,11 +44,11 @@ class Limits:
         return torch.maximum(self.low.abs().amax(), self.high.abs().amax())
 
     def widened(self, other: "Limits") -> "Limits":
-        """Return limits that hold both."""
+        """Return limits that cover both."""
         return Limits(torch.minimum(self.low, other.low), torch.maximum(self.high, other.high))
 
     def shrunk(self, share: float) -> "Limits":
-        """Return limits with both ends times `share`."""
+        """Return limits with both ends multiplied by `share`."""
         return Limits(self.low * share, self.high * share)
 
 
@@ -62,14 +63,14 @@ class Grid:
     """The code of the value 0 in an asymmetric integer grid, from 0 to 2^bits - 1."""
 
     def codes(self, view: Tensor) -> Tensor:
-        """Return what would be stored: values of the format, or of an asymmetric grid 0 to 2^bits - 1; fp32."""
+        """Return the values to store, in fp32: values of the format, or 0 to 2^bits - 1 for an asymmetric grid."""
         scaled = view.float() / self.scale
         if self.zero is None:
             return self.format.round(scaled)
         return (scaled.round() + self.zero).clamp(0, 2**self.format.bits - 1)
 
     def values(self, codes: Tensor) -> Tensor:
-        """Return what the codes stand for, fp32."""
+        """Return the values that the codes stand for, in fp32."""
         return (codes if self.zero is None else codes - self.zero) * self.scale
 
     def round(self, view: Tensor) -> Tensor:
@@ -90,17 +91,17 @@ class Quantizer(BaseModel, extra="forbid", frozen=True, strict=True, use_attribu
     format: str
     """int2 to int16, or a float: e4m3, e5m2, e2m1, ... (eXmY)."""
     granularity: Granularity = "tensor"
-    """Which values share a scale: those of a tensor, of a channel (of a weight: an output channel), of a token, of a
+    """Which values share a scale: those of a tensor, of a channel (for weights, an output channel), of a token, of a
     head (keys and values), or group_size neighbours along the last dimension."""
     group_size: PositiveInt | None = None
     """Values of a group; for granularity group."""
     symmetric: bool = True
-    """Whether the grid reaches as far below zero as above. False: from the smallest value to the largest (integers)."""
+    """Whether the grid is symmetric around zero. False: from the smallest value to the largest (integers only)."""
     full_range: bool = False
-    """For symmetric integers: the smallest steps whose codes, -2^(bits - 1) included, reach both ends of the values.
-    False: steps of absmax / (2^(bits - 1) - 1), as in arXiv 2411.04330."""
+    """For symmetric integers: use the smallest step with which the codes, including -2^(bits - 1), cover all values.
+    False: a step of absmax / (2^(bits - 1) - 1), as in arXiv 2411.04330."""
     range: Literal["absmax", "percentile", "mse"] = "absmax"
-    """What the grid has to hold: all values; the given percentile of them; or what gives the least squared error."""
+    """What the grid covers: all values, the given percentile of them, or the range with the least squared error."""
     percentile: float = Field(default=99.999, gt=50.0, lt=100.0)
     """Percentile for range percentile, in percent of the values of a block."""
     scales: Literal["fp32", "fp16", "e8m0", "e4m3"] = "fp32"
@@ -136,31 +137,31 @@ class Quantizer(BaseModel, extra="forbid", frozen=True, strict=True, use_attribu
         return parse_format(self.format)
 
     def check(self, site: Site) -> None:
-        """Refuse granularities that such tensors do not have.
+        """Refuse granularities that do not apply to such tensors.
 
         Raises:
-            ValueError: names those they have.
+            ValueError: names those that do.
         """
         known = (*OWN_SCALE[site], "group")
         if self.granularity not in known:
             raise ValueError(f"granularity = {self.granularity}: {site} have {', '.join(known)}")
 
     def spans_tokens(self, site: Site) -> bool:
-        """Return whether the tokens beside one change how it is rounded, at a site of tokens: they share its scale.
+        """Return whether the rounding of a token depends on other tokens because they share a scale.
 
-        Scales in e4m3 are relative to the largest of the whole tensor, whatever block each is of.
+        Scales in e4m3 always do, since they are relative to the largest scale of the whole tensor.
         """
         return self.scales == "e4m3" or (self.group_size is None and -2 not in OWN_SCALE[site][self.granularity])
 
     def fake_quantize(self, x: Tensor, site: Site, limits: Limits | None = None) -> Tensor:
-        """Round x to the grid, same shape and dtype; the gradient is 0 where limits, or a range, leave x outside of it.
+        """Round x to the grid, with the same shape and dtype; the gradient is 0 where limits or a range clip x.
 
-        Elsewhere it passes: also where a scale in e8m0 or e4m3, for want of bits, is smaller than the values ask for.
+        Elsewhere it passes, even where a scale in e8m0 or e4m3 was rounded to less than the values require.
 
         Args:
-            x: of the site's shape (OWN_SCALE), any float dtype; computed in fp32.
+            x: a tensor with the site's shape (OWN_SCALE) and any float dtype; computed in fp32.
             site: what x is.
-            limits: static ones, measured before; None: those of x itself (dynamic).
+            limits: static limits, measured before; None uses those of x itself (dynamic).
         """
         return _StraightThrough.apply(x, self, site, limits)  # type: ignore[no-untyped-call, no-any-return]
 
@@ -168,7 +169,7 @@ class Quantizer(BaseModel, extra="forbid", frozen=True, strict=True, use_attribu
         """Return x as fp32 blocks, and the dimensions that a block spans.
 
         Raises:
-            ValueError: the last dimension is no multiple of the group size.
+            ValueError: the last dimension is not a multiple of the group size.
         """
         if self.group_size is not None:
             if x.size(-1) % self.group_size:
@@ -178,7 +179,7 @@ class Quantizer(BaseModel, extra="forbid", frozen=True, strict=True, use_attribu
         return x.float(), tuple(dim for dim in range(x.dim()) if dim not in own)
 
     def limits(self, x: Tensor, site: Site) -> Limits:
-        """Return what the grid for x has to hold: all of each block, or the percentile of it."""
+        """Return the limits that the grid for x must cover: all of each block, or the percentile of it."""
         return self._reach(*self.blocked(x, site))
 
     def grid(self, x: Tensor, site: Site, limits: Limits | None = None) -> Grid:
@@ -192,13 +193,13 @@ class Quantizer(BaseModel, extra="forbid", frozen=True, strict=True, use_attribu
         return self.search(view, reach, lambda missed: missed.square().sum(dims, keepdim=True), SHRINKS)
 
     def search(self, view: Tensor, limits: Limits, error: Callable[[Tensor], Tensor], shares: Sequence[float]) -> Grid:
-        """Return, for each block, the grid of least error among those that hold a share of its limits.
+        """Return, for each block, the grid of least error among those that cover a share of its limits.
 
         Args:
-            view: as `blocked` gives it.
+            view: as returned by `blocked`.
             limits: of each block.
             error: differences to the view -> the error of each block.
-            shares: to try besides the whole, at most 1.
+            shares: shares to try besides the whole, at most 1.
         """
         best = self.grid_between(limits, limits.largest)
         least = error(best.round(view) - view)
@@ -213,11 +214,11 @@ class Quantizer(BaseModel, extra="forbid", frozen=True, strict=True, use_attribu
         return best
 
     def grid_between(self, limits: Limits, largest: Tensor) -> Grid:
-        """Return the grid that holds the limits of each block.
+        """Return the grid that covers the limits of each block.
 
         Args:
             limits: of each block.
-            largest: magnitude in the whole tensor, which e4m3 scales are relative to.
+            largest: largest magnitude in the whole tensor, to which e4m3 scales are relative.
         """
         numbers = self.numbers
         if self.symmetric:
@@ -225,7 +226,7 @@ class Quantizer(BaseModel, extra="forbid", frozen=True, strict=True, use_attribu
             if self.full_range:
                 reach = torch.maximum(limits.high, limits.low * (numbers.largest / numbers.smallest))
             return Grid(numbers, self._scale(reach, numbers, largest))
-        # Zero must be on the grid: what is padded or pruned stays what it is
+        # Zero must be on the grid, so that padded or pruned values stay zero
         low, high = limits.low.clamp_max(0.0), limits.high.clamp_min(0.0)
         codes = 2**numbers.bits - 1
         scale = self._stored((high - low) / codes, largest / codes)
@@ -240,9 +241,9 @@ class Quantizer(BaseModel, extra="forbid", frozen=True, strict=True, use_attribu
         return self._stored(reach / numbers.largest, largest / numbers.largest)
 
     def _stored(self, scale: Tensor, largest_scale: Tensor) -> Tensor:
-        """Return the scale as it is kept: positive even for blocks of zeros."""
+        """Return the scale as stored, which is positive even for blocks of zeros."""
         if self.scales == "fp16":
-            # Rounded up where it is subnormal, whose few bits would let the largest value be clipped
+            # Rounded up if subnormal, since its few bits could otherwise clip the largest value
             subnormal, half = (scale * 2.0**24).ceil().clamp_min(1.0) / 2.0**24, torch.finfo(torch.float16)
             return torch.where(scale < half.tiny, subnormal, scale.clamp_max(half.max).half().float())
         if self.scales == "e4m3":
@@ -252,7 +253,7 @@ class Quantizer(BaseModel, extra="forbid", frozen=True, strict=True, use_attribu
         return scale.clamp_min(TINY)
 
     def _reach(self, view: Tensor, dims: tuple[int, ...]) -> Limits:
-        """Return what each block has to hold, by the whole block or by a percentile of it."""
+        """Return the limits of each block, from the whole block or a percentile of it."""
         if self.range != "percentile":
             return Limits(view.amin(dims, keepdim=True), view.amax(dims, keepdim=True))
         shape = view.amax(dims, keepdim=True).shape
@@ -264,13 +265,13 @@ class Quantizer(BaseModel, extra="forbid", frozen=True, strict=True, use_attribu
         return Limits(low, high)
 
     def __str__(self) -> str:
-        """Describe the quantizer in a word or two: int4 (channel), e2m1 (group of 32, e8m0 scales)."""
+        """Describe the quantizer briefly: int4 (channel), e2m1 (group of 32, e8m0 scales)."""
         shared = self.granularity if self.group_size is None else f"group of {self.group_size}"
         scales = "" if self.scales == "fp32" else f", {self.scales} scales"
         return f"{self.format} ({shared}{scales})"
 
     def stored_bits(self, shape: Sequence[int]) -> float:
-        """Return the bits for each value of a weight [out, in]: its code, and its share of scales and zero points."""
+        """Return the bits per value of a weight [out, in]: its code, and its share of scales and zero points."""
         out, width = shape
         blocks = {"tensor": 1, "channel": out, "group": out * width // (self.group_size or 1)}[self.granularity]
         bits = blocks * (SCALES[self.scales] + (0 if self.symmetric else self.numbers.bits))
@@ -279,16 +280,16 @@ class Quantizer(BaseModel, extra="forbid", frozen=True, strict=True, use_attribu
 
 
 def _quantile(rows: Tensor, share: float) -> Tensor:
-    """Return the quantile along the last dimension, which may be longer than torch.quantile takes.
+    """Return the quantile along the last dimension, which may be longer than torch.quantile supports.
 
-    Sorted: on GPUs `kthvalue` refuses to be deterministic.
+    It sorts, since `kthvalue` is not deterministic on GPUs.
     """
     position = max(1, min(rows.size(-1), round(share * (rows.size(-1) - 1)) + 1))
     return rows.sort(-1).values[..., position - 1]
 
 
 class _StraightThrough(torch.autograd.Function):
-    """Round in the forward pass; pass the gradient of clamping to what the grid holds in the backward pass."""
+    """Round in the forward pass; in the backward pass, use the gradient of clamping to the grid's range."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, quantizer: Quantizer, site: Site, limits: Limits | None) -> Tensor:
@@ -297,7 +298,7 @@ class _StraightThrough(torch.autograd.Function):
         rounded = grid.round(view).reshape(x.shape).to(x.dtype)
         clips = limits is not None or quantizer.range != "absmax"
         if clips:
-            # Half a step beyond the last value still rounds to it without loss
+            # Values up to half a step beyond the last one still round to it
             ends = grid.limits
             within = (view >= ends.low - grid.scale / 2) & (view <= ends.high + grid.scale / 2)
             ctx.save_for_backward(within.reshape(x.shape))

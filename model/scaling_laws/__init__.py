@@ -1,1 +1,1 @@
-"""Predict loss from parameters, tokens and bits by scaling laws: their constants, consequences and fits."""
+"""Predict loss from parameters, tokens and bits with scaling laws: constants, consequences and fits."""

@@ -1,7 +1,7 @@
-"""Derive what follows from a law: how much data is too much, which precision to train in, how to spend compute.
+"""Derive consequences of a law: how much data is too much, which precision to train in, how to spend compute.
 
-The cost of training is C = (6/16) N D P (arXiv 2411.04330), which is 6 N D at 16 bits. Two printed formulas of that
-paper are not used: eq. 12 lacks a beta, and eq. 6 and 17 disagree; both are derived anew, from eq. 13 and 16.
+The cost of training is C = (6/16) N D P (arXiv 2411.04330), which is 6 N D at 16 bits. We do not use two formulas as
+printed in that paper: eq. 12 lacks a beta, and eq. 6 and 17 disagree. Both are derived here from eq. 13 and 16.
 """
 
 from collections.abc import Collection
@@ -15,16 +15,16 @@ from plumbline.model.scaling_laws.points import BF16, points
 from plumbline.model.scaling_laws.precision import PrecisionLaw
 
 MOST_BITS = 64.0
-STEP = 1e-4  # bits: of derivatives
+STEP = 1e-4  # bits, for numerical derivatives
 CRITICAL = ("B", "beta", "C_T", "gamma_D", "gamma_N", "gamma_post")
-TOLERANCES = ("C_w", "C_a", "C_kv")  # D_crit stands on those that a law has
+TOLERANCES = ("C_w", "C_a", "C_kv")  # D_crit depends on those that a law has
 SPLIT = ("A", "alpha", "B", "beta")
-SHAPES = ("gamma_w", "zero_w", "gamma_a", "zero_a", "gamma_kv", "zero_kv")  # of the f that a law has, as searched for
+SHAPES = ("gamma_w", "zero_w", "gamma_a", "zero_a", "gamma_kv", "zero_kv")  # constants of f as they are searched for
 
 
 @dataclass(frozen=True)
 class Allocation:
-    """Hold one way to spend compute, and the loss that it leads to."""
+    """Hold one way to spend compute, and the resulting loss."""
 
     parameters: float
     tokens: float
@@ -33,13 +33,13 @@ class Allocation:
 
 
 def open_questions(law: Law, undetermined: Collection[str]) -> dict[str, str]:
-    """Return which answers a fitted law must not give, and why.
+    """Return which questions a fitted law cannot answer, and why.
 
     They are "split" (best N and D), "precision" (best bits of training) and "critical" (D_crit).
 
     Args:
         law: the fitted law.
-        undetermined: constants that its points left open.
+        undetermined: constants that its points do not determine.
     """
     questions: dict[str, tuple[str, tuple[str, ...]]] = {"split": ("the best N and D", SPLIT)}
     if isinstance(law, PrecisionLaw):
@@ -57,10 +57,10 @@ def open_questions(law: Law, undetermined: Collection[str]) -> dict[str, str]:
 
 
 def critical_tokens(law: PrecisionLaw, parameters: float, post_bits: float) -> float:
-    """Return D_crit, in tokens, or inf: beyond it a bf16 model that is rounded to `post_bits` gets worse.
+    """Return D_crit in tokens, or inf: beyond it, more data makes a bf16 model rounded to `post_bits` worse.
 
-    It is the D of least loss, where beta B D^-beta = gamma_D delta_PTQ. Eq. 13 is that for a model of 16 bits without
-    any C_x and with N_eff = N; here both count as they do in the loss.
+    It is the D of least loss, where beta B D^-beta = gamma_D delta_PTQ. Eq. 13 is the special case of a 16-bit model
+    without any C_x and with N_eff = N; here both enter as in the loss.
 
     Raises:
         ValueError: the law has no quantization after training.
@@ -73,9 +73,9 @@ def critical_tokens(law: PrecisionLaw, parameters: float, post_bits: float) -> f
 
 
 def optimal_precision(law: PrecisionLaw) -> float:
-    """Return the bits to train in when N, D and P are all free: d ln f / d ln P = 1, whatever the compute (eq. 26, 27).
+    """Return the bits to train in if N, D and P are all free: d ln f / d ln P = 1 for any compute (eq. 26, 27).
 
-    The loss of the best split of compute falls with f(P) / P, of which this is the maximum.
+    The loss of the best split of compute decreases with f(P) / P, which this maximises.
 
     Raises:
         ValueError: the law has no f, or fewer bits are always better under it.
@@ -97,12 +97,12 @@ def optimal_precision(law: PrecisionLaw) -> float:
 
 
 def allocate(law: Law, flops: float, bits: float = BF16) -> Allocation:
-    """Return the best N and D for C = (6/16) N D P when everything that has an f is trained in P = `bits`.
+    """Return the best N and D for C = (6/16) N D P if everything that has an f is trained in P = `bits`.
 
     From eq. 16: N = (alpha A / beta B)^s f^(-alpha s) (N D)^(beta s) with s = 1 / (alpha + beta), and D from the cost.
 
     Raises:
-        ValueError: the law does not know the constants, or does not ask for a split.
+        ValueError: the law lacks the constants, or has no best split.
     """
     law.require("A", "alpha", "B", "beta", "E")
     for name in ("A", "B"):
@@ -117,7 +117,7 @@ def allocate(law: Law, flops: float, bits: float = BF16) -> Allocation:
 
 
 def allocate_with_precision(law: PrecisionLaw, flops: float) -> Allocation:
-    """Return the best N, D and P; P comes first, since it does not depend on compute."""
+    """Return the best N, D and P; P is computed first, since it does not depend on compute."""
     return allocate(law, flops, optimal_precision(law))
 
 
@@ -125,7 +125,7 @@ def precision_at_size(law: PrecisionLaw, parameters: float, flops: float) -> All
     """Return the best P, and D with it, for a model of a given size; P grows as log C.
 
     Raises:
-        ValueError: the law has no f, or no P between its zero and MOST_BITS is best under it.
+        ValueError: the law has no f, or no optimal P between its zero and MOST_BITS.
     """
     law.require("A", "alpha", "B", "beta", "E")
 
@@ -135,7 +135,7 @@ def precision_at_size(law: PrecisionLaw, parameters: float, flops: float) -> All
     bounds = (law.threshold + 1e-3, MOST_BITS)
     bits = float(minimize_scalar(loss, bounds=bounds, method="bounded", options={"xatol": 1e-6}).x)
     end = min(bounds, key=loss)
-    if loss(end) <= loss(bits):  # the search stops beside a bound that it runs into
+    if loss(end) <= loss(bits):  # the search stopped at a bound
         raise ValueError(
             f"at {parameters:.3g} parameters no precision is best: under this law the loss falls up to a bound of the "
             f"search, {end:.3g} bits; check its gammas"

@@ -1,4 +1,4 @@
-"""Fit a form to measured runs: its constants, how far to trust them, and how well it predicts what was held out."""
+"""Fit a form to measured runs: its constants, their uncertainty, and how well it predicts held-out points."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,18 +18,18 @@ BAND = (2.5, 97.5)  # percent
 
 @dataclass(frozen=True)
 class Score:
-    """Hold how well predictions meet measurements."""
+    """Hold how well predictions match measurements."""
 
     points: int
     r2: float | None
-    """Share of the variance explained; None for fewer than two different values."""
+    """Share of the variance explained, or None with fewer than two different values."""
     mean_absolute_error: float
     """Nats per token."""
 
 
 @dataclass(frozen=True)
 class Fit:
-    """Hold a fitted law, with the points that it was fitted to and those held out."""
+    """Hold a fitted law with its training points and those held out."""
 
     problem: Problem
     solution: Solution
@@ -37,7 +37,7 @@ class Fit:
     held_out: Measured
     warnings: Sequence[str]
     undetermined: frozenset[str]
-    """Constants that are not identified or poorly determined: no answer can stand on them."""
+    """Constants that are not identified or poorly determined, so no answer may depend on them."""
 
     @property
     def law(self) -> Law:
@@ -58,12 +58,12 @@ def fit(form: type[Law], measured: Measured, hold_out: str | None = None, seed: 
     """Fit a form to the points that are not held out.
 
     Raises:
-        ValueError: nothing is left to fit or to hold out, or the points lack what the form is about.
+        ValueError: nothing is left to fit or to hold out, or the points lack what the form needs.
     """
     held = held_out(measured, hold_out, seed)
     train = measured[~held]
     _check_left(form, measured, train, hold_out)
-    # Bounds are those of all points: what is held out must have a prediction, too
+    # Bounds come from all points, since held-out points must have a prediction, too
     problem = Problem(form, train, form.search(measured.at))
     solution = problem.solve(seed=seed)
     judgement = judge(problem, solution)
@@ -72,10 +72,10 @@ def fit(form: type[Law], measured: Measured, hold_out: str | None = None, seed: 
 
 
 def _check_left(form: type[Law], measured: Measured, train: Measured, hold_out: str | None) -> None:
-    """Refuse a hold-out that leaves one value of bits of several: the law would have no constants for the others.
+    """Refuse a hold-out that leaves one of several bit widths: the law would have no constants for the others.
 
     Raises:
-        ValueError: names the hold-out, and what it takes away.
+        ValueError: names the hold-out and what it removes.
     """
     for column in ("weight_bits", "activation_bits", "kv_bits", "post_bits"):
         values, left = np.unique(getattr(measured.at, column)), np.unique(getattr(train.at, column))
@@ -88,15 +88,16 @@ def _check_left(form: type[Law], measured: Measured, train: Measured, hold_out: 
 
 
 def held_out(measured: Measured, how: str | None, seed: int = 0) -> NDArray[np.bool_]:
-    """Return which points a fit must not see.
+    """Return flags for the points to hold out of a fit.
 
     Args:
         measured: all points.
-        how: a share of the runs such as "0.2", drawn by chance; "largest-parameters" or "largest-tokens"; None: none.
-        seed: of the draw.
+        how: a share of the runs such as "0.2", drawn at random; "largest-parameters" or "largest-tokens"; None holds
+            out none.
+        seed: seed of the draw.
 
     Raises:
-        ValueError: no such way, or nothing would be left on one side.
+        ValueError: `how` is unknown, or nothing would be left on one side.
     """
     if how is None:
         return np.zeros(len(measured.at), bool)
@@ -129,7 +130,7 @@ def score(predicted: Floats, measured: Floats) -> Score:
 
 
 def bands(laws: Sequence[Law]) -> dict[str, tuple[float, float]]:
-    """Return the middle 95 % of each constant over bootstrapped laws; constants that never move have none."""
+    """Return the middle 95 % of each constant over bootstrapped laws, without constants that never change."""
     columns = {name: [law.constants[name] for law in laws] for name in laws[0].constants} if laws else {}
     percentiles = {name: np.percentile(values, BAND) for name, values in columns.items() if len(set(values)) > 1}
     return {name: (float(low), float(high)) for name, (low, high) in percentiles.items()}

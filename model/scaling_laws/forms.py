@@ -1,4 +1,4 @@
-"""Find the form of a law by its name."""
+"""Look up the form of a law by name."""
 
 from plumbline.model.scaling_laws.law import Law
 from plumbline.model.scaling_laws.precision import PrecisionLaw

@@ -1,4 +1,4 @@
-"""Warn of constants that a fit could not find out: the points leave them open, or determine them only together."""
+"""Warn of constants that the points do not determine, or only in combination."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,30 +9,30 @@ from numpy.typing import NDArray
 from plumbline.model.scaling_laws.points import Floats
 from plumbline.model.scaling_laws.solver import Problem, Solution
 
-SILENT = 1e-6  # most that log L moves when a constant moves by its value; what differences round off is below 1e-9
-SINGULAR = 1e-6  # of the largest singular value, of columns of unit length
-DEGENERATE = 0.95  # correlation of two constants of the search
+SILENT = 1e-6  # largest change of log L if a constant changes by its value; rounding of differences is below 1e-9
+SINGULAR = 1e-6  # relative to the largest singular value, for columns of unit length
+DEGENERATE = 0.95  # correlation of two searched constants
 OUTLIER = 5.0  # standard deviations
-POOR = 0.5  # standard error of a constant, of its value
+POOR = 0.5  # standard error of a constant, relative to its value
 APART = 3.0  # standard errors by which two exponents differ
-NOTICEABLE = 0.02  # difference of two exponents, of their mean: where there is no noise
+NOTICEABLE = 0.02  # difference of two exponents, relative to their mean, if there is no noise
 NOTHING = 1e-6  # nats
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """Hold what the points could not tell of a solution."""
+    """Hold what the points do not tell about a solution."""
 
     warnings: Sequence[str]
-    """In words; the points' own shortcomings are in `Law.cautions`."""
+    """In words; shortcomings of the points themselves are in `Law.cautions`."""
     undetermined: frozenset[str]
-    """Constants that are not identified or poorly determined: no answer can stand on them."""
+    """Constants that are not identified or poorly determined, so no answer may depend on them."""
 
 
 def judge(problem: Problem, solution: Solution) -> Judgement:
     """Judge a solution by the Gauss-Newton curvature of log L at the optimum.
 
-    A pair is judged as it was searched for: an f by gamma and its zero gamma x n.
+    Constants are judged as they were searched for: an f by gamma and its zero gamma x n.
     """
     notes = _bounds(problem, solution)
     curvature = _Curvature(problem, solution)
@@ -56,7 +56,7 @@ def judge(problem: Problem, solution: Solution) -> Judgement:
 
 
 def exponents_apart(problem: Problem, solution: Solution) -> list[str]:
-    """Return a warning where a form has alpha = beta, and the points ask for two different exponents."""
+    """Return a warning if a form has alpha = beta but the points call for two different exponents."""
     free = problem.untied(solution)
     if free is None or len(problem.loss) <= len(problem.names) + 1:
         return []
@@ -77,23 +77,23 @@ def exponents_apart(problem: Problem, solution: Solution) -> list[str]:
 
 
 class _Curvature:
-    """Hold what errors of the points do to the constants of a solution."""
+    """Propagate errors of the points to the constants of a solution."""
 
     identified: NDArray[np.bool_]
-    """Constants that move the losses, each in a way that the others do not make up for."""
+    """Constants that change the losses, each in a way that the others cannot compensate."""
     spread: Floats
-    """Covariance of the constants for errors of log L of variance 1, within the directions that the points see."""
+    """Covariance of the constants for errors of log L with variance 1, in the directions that the points constrain."""
     covariance: Floats
-    """The same for the errors that the points have."""
+    """The same for the actual errors of the points."""
 
     def __init__(self, problem: Problem, solution: Solution) -> None:
         slopes = problem.sensitivity(solution)
-        # Before columns get unit length: what rounding leaves of a column of zeros would look like any other
+        # Before normalising columns: the rounding errors of a zero column would look like any other column
         moves = np.abs(slopes) * np.maximum(np.abs(solution.place), 0.1) > SILENT
         heard = np.flatnonzero(moves.any(axis=0))
         lengths = np.linalg.norm(slopes[:, heard], axis=0)
         _, sizes, directions = np.linalg.svd(slopes[:, heard] / lengths)
-        strengths = np.zeros(len(heard))  # fewer points than constants: 0 in the directions that are left over
+        strengths = np.zeros(len(heard))  # with fewer points than constants, 0 in the remaining directions
         strengths[: len(sizes)] = sizes
         seen = strengths > SINGULAR * strengths.max(initial=0.0)
         self.identified = np.zeros(len(problem.names), bool)
@@ -106,10 +106,10 @@ class _Curvature:
 
 
 def _noise(problem: Problem, solution: Solution, moves: NDArray[np.bool_]) -> Floats:
-    """Return the standard deviation of each point's error of log L, of which `moves` says what constants move it.
+    """Return the standard deviation of each point's error of log L; `moves` tells which constants affect which point.
 
-    Points that count by the ratio to their checkpoint have another than runs, often a tenth of it. An outlier has the
-    say of five deviations at most, as a fit under Huber's loss hardly follows it.
+    Points compared with their checkpoint have a different error from runs, often a tenth of it. An outlier counts as
+    five deviations at most, since a fit under Huber's loss hardly follows it.
     """
     errors, noise = np.abs(problem.errors(solution)), np.zeros(len(problem.loss))
     for kind in (problem.paired, ~problem.paired):

@@ -1,4 +1,4 @@
-"""Compute loss from parameters and tokens, by the law that all others extend (Hoffmann et al., arXiv 2203.15556)."""
+"""Compute loss from parameters and tokens with the law that all others extend (Hoffmann et al., arXiv 2203.15556)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -12,7 +12,7 @@ from plumbline.model.scaling_laws.points import BF16, Floats, Points, points
 
 @dataclass(frozen=True)
 class Range:
-    """Bound the search for a constant, and hold the narrower interval that starts are drawn from."""
+    """Bound the search for a constant, and give the narrower interval for starting points."""
 
     low: float
     high: float
@@ -22,17 +22,17 @@ class Range:
 
 @dataclass(frozen=True, kw_only=True)
 class Law:
-    """Compute L(N, D) = A N^-alpha + B D^-beta + E, in nats per token; a constant that is nan is not known.
+    """Compute L(N, D) = A N^-alpha + B D^-beta + E, in nats per token; unknown constants are nan.
 
-    Every form is linear in some constants, `LINEAR`, once the others are given: a fit uses that.
+    Every form is linear in the constants `LINEAR` once the others are given, which fits exploit.
     """
 
     TITLE: ClassVar[str] = "Chinchilla: A N^-alpha + B D^-beta + E (arXiv 2203.15556)"
     LINEAR: ClassVar[tuple[str, ...]] = ("A", "B", "E")
     USES: ClassVar[tuple[str, ...]] = ()
-    """Columns that matter beside parameters and tokens."""
+    """Columns that matter besides parameters and tokens."""
     TIED: ClassVar[bool] = False
-    """A fit keeps beta = alpha."""
+    """Whether a fit keeps beta = alpha."""
 
     A: float = np.nan
     alpha: float = np.nan
@@ -44,31 +44,31 @@ class Law:
         """Return nats per token, in the shape of `at`.
 
         Raises:
-            ValueError: a constant that the answer depends on is not known, or `at` is outside of the form's domain.
+            ValueError: a required constant is unknown, or `at` is outside the form's domain.
         """
         self.require("alpha", "beta")
         return self._sum(self.terms(at))
 
     def post_delta(self, at: Points) -> Floats:
-        """Return the nats that quantization after training adds; needs none of the constants of the rest."""
+        """Return the nats that post-training quantization adds; needs only the constants of that term."""
         return self._sum(self._differences(at, replace(at, post_bits=np.full(at.post_bits.shape, np.inf))))
 
     def training_delta(self, at: Points) -> Floats:
-        """Return the nats by which training in low precision is worse than in bf16.
+        """Return by how many nats training in low precision is worse than in bf16.
 
-        It needs only the constants that matter to it.
+        It needs only the constants that matter for the difference.
         """
         high, none = (np.full(at.parameters.shape, value) for value in (BF16, np.nan))
         plain = {"weight_bits": high, "activation_bits": high, "kv_bits": high}
         return self._sum(self._differences(at, replace(at, **plain, exponent_bits=none, mantissa_bits=none)))
 
     def _differences(self, at: Points, reference: Points) -> list[Floats]:
-        """Return the differences of the terms, 0 where nothing changes or where a term is unknown in both."""
+        """Return the differences of the terms, 0 where nothing changes or a term is unknown in both."""
         pairs = zip(self.terms(at), self.terms(reference), strict=True)
         return [np.where((here == there) | np.isnan(here), 0.0, here - there) for here, there in pairs]
 
     def _sum(self, terms: Sequence[Floats]) -> Floats:
-        """Add up the terms times their constants; a constant that is not known is needed where its term is not 0."""
+        """Sum the terms times their constants; a constant is only required if its term is not 0."""
         total = np.zeros(terms[0].shape)
         for name, term in zip(self.LINEAR, terms, strict=True):
             if term.any():
@@ -77,22 +77,22 @@ class Law:
         return total
 
     def terms(self, at: Points) -> tuple[Floats, ...]:
-        """Return what the constants of `LINEAR` multiply, in their order."""
+        """Return the factors of the constants `LINEAR`, in order."""
         return at.parameters**-self.alpha, at.tokens**-self.beta, np.ones(at.parameters.shape)
 
     def at_bits(self, parameters: ArrayLike, tokens: ArrayLike, bits: ArrayLike) -> Points:  # noqa: ARG002 knows none
-        """Return models trained with `bits` in everything that the law has an f for, and in bf16 elsewhere."""
+        """Return models trained with `bits` wherever the law has an f, and in bf16 elsewhere."""
         return points(parameters, tokens)
 
     def efficiency(self, bits: float) -> float:  # noqa: ARG002 this form knows no bits
-        """Return N_eff / N of a model trained with `bits` in everything that the law has an f for."""
+        """Return N_eff / N of a model trained with `bits` wherever the law has an f."""
         return 1.0
 
     def require(self, *names: str) -> None:
-        """Refuse to answer without constants.
+        """Refuse to answer if constants are unknown.
 
         Raises:
-            ValueError: one of `names` is not known.
+            ValueError: one of `names` is unknown.
         """
         unknown = [name for name in names if np.isnan(getattr(self, name))]
         if unknown:
@@ -102,28 +102,28 @@ class Law:
 
     @property
     def constants(self) -> dict[str, float]:
-        """Return the constants that are known, by name."""
+        """Return the known constants by name."""
         values = {field.name: float(getattr(self, field.name)) for field in fields(self)}
         return {name: value for name, value in values.items() if not np.isnan(value)}
 
     @classmethod
     def search(cls, at: Points) -> dict[str, Range]:  # noqa: ARG003 these two do not depend on the points
-        """Return the ranges of the constants that a fit to these points searches for, beside `LINEAR`.
+        """Return the ranges of the constants, besides `LINEAR`, that a fit to these points searches for.
 
         Raises:
-            ValueError: the points lack what the form is about.
+            ValueError: the points lack what the form needs.
         """
         exponent = Range(0.02, 2.0, 0.2, 0.7)
         return {"alpha": exponent} if cls.TIED else {"alpha": exponent, "beta": exponent}
 
     @classmethod
     def build(cls, constants: Mapping[str, float]) -> "Law":
-        """Build a law from what `search` asked for and constants of `LINEAR`; a tied beta is alpha unless given."""
+        """Build a law from the constants of `search` and `LINEAR`; a tied beta is alpha unless given."""
         return cls(**{**({"beta": constants["alpha"]} if cls.TIED else {}), **constants})
 
     @classmethod
     def cautions(cls, at: Points) -> list[str]:
-        """Return what these points cannot tell apart under this form, in words."""
+        """Return warnings about what these points cannot distinguish under this form."""
         notes = []
         for name, letter, constants in (("parameters", "N", "A, alpha"), ("tokens", "D", "B, beta")):
             values = np.unique(getattr(at, name))

@@ -1,4 +1,4 @@
-"""Hold measured losses, and tell which of them are of one checkpoint."""
+"""Hold measured losses, and which of them belong to the same checkpoint."""
 
 from dataclasses import dataclass
 
@@ -18,7 +18,7 @@ class Measured:
     runs: NDArray[np.intp]
     """Number of each point's run: one checkpoint, however it was quantized afterwards."""
     scorings: NDArray[np.intp] | None = None
-    """Number of what a point was scored on, where a run was on more than one text; None: the run's number."""
+    """Number of the text on which a point was scored, if a run has several, or None for the run's number."""
 
     def __getitem__(self, index: NDArray[np.bool_]) -> "Measured":
         """Select some of the points."""
@@ -26,9 +26,9 @@ class Measured:
         return Measured(self.at[index], self.loss[index], self.runs[index], scorings)
 
     def checkpoints(self) -> NDArray[np.intp]:
-        """Return, for each quantized point, the index of the point of its run as trained, scored alike.
+        """Return, for each quantized point, the index of its run's unquantized point scored on the same text.
 
-        The index is -1 for other points, and where no such point was measured.
+        The index is -1 for other points, and if no such point was measured.
         """
         rounded = np.isfinite(self.at.post_bits)
         scorings = self.runs if self.scorings is None else self.scorings
@@ -37,7 +37,7 @@ class Measured:
         return np.array(indices, np.intp)
 
     def post_deltas(self) -> tuple["Measured", Floats]:
-        """Return the points quantized after training whose checkpoint was measured, and how much more they lose."""
+        """Return the quantized points whose checkpoint was measured, and their increase in loss."""
         checkpoints = self.checkpoints()
         paired = checkpoints >= 0
         return self[paired], self.loss[paired] - self.loss[checkpoints[paired]]

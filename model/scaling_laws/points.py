@@ -1,4 +1,4 @@
-"""Hold what a law predicts from: sizes, tokens and bit widths, column by column."""
+"""Hold the inputs of a law, sizes, tokens and bit widths, as columns."""
 
 from dataclasses import dataclass, fields
 
@@ -7,14 +7,14 @@ from numpy.typing import ArrayLike, NDArray
 
 Floats = NDArray[np.float64]
 BF16 = 16.0
-"""Bits of what is not quantized. The law's authors count bf16 as 16 bits like any other width."""
+"""Bits of unquantized values. The law's authors count bf16 as 16 bits like any other width."""
 TRAINING = {"w": "weight_bits", "a": "activation_bits", "kv": "kv_bits"}
-"""Index of a constant (gamma_w) -> the column that it is about."""
+"""Index of a constant (gamma_w) -> its column."""
 
 
 @dataclass(frozen=True)
 class Points:
-    """Hold models, one for each entry; all columns have one shape, and `points` builds them.
+    """Hold models, one per entry; all columns have the same shape, and `points` builds them.
 
     parameters                            N, without embedding and head
     tokens                                D, of training
@@ -43,7 +43,7 @@ class Points:
 
     @property
     def quantized(self) -> NDArray[np.bool_]:
-        """Return which entries were trained below 16 bits in anything."""
+        """Return which entries were trained with any width below 16 bits."""
         return (self.weight_bits < BF16) | (self.activation_bits < BF16) | (self.kv_bits < BF16)
 
 

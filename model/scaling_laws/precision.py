@@ -1,12 +1,12 @@
-"""Compute what low precision costs, in training and by rounding afterwards (Kumar et al., arXiv 2411.04330).
+"""Compute the cost of low precision in training and of rounding afterwards (Kumar et al., arXiv 2411.04330).
 
     N_eff     = N f_w(P_w) f_a(P_a) f_kv(P_kv)                    f_x(P) = 1 - exp(-P / gamma_x + n_x)      (eq. 3, 4)
     delta_PTQ = C_T D^gamma_D / N_eff^gamma_N exp(-P_post / gamma_post + b)
                 x prod_x [1 - exp(-C_x (P_x - P_post))]                                                  (eq. 2, 9, 11)
     L         = A N_eff^-alpha + B D^-beta + E + delta_PTQ
 
-The offsets n_x and b are those of the paper's appendix K. Its body drops them and the appendix leaves their sign open;
-with this sign, and no other, the published constants give the 7 to 8 bits that the paper finds optimal.
+The offsets n_x and b are from the paper's appendix K. Its main text drops them, and the appendix leaves their sign
+open; only with this sign do the published constants give the 7 to 8 bits that the paper finds optimal.
 """
 
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ class PrecisionLaw(Law):
 
     An x without gamma_x has no f; without C_T there is no quantization after training.
 
-    C_x is not needed for a model trained at 16 bits, of which eq. 2 speaks: there its factor is 1.
+    C_x is not needed for a model trained at 16 bits, as in eq. 2: there its factor is 1.
     """
 
     TITLE: ClassVar[str] = "N_eff with 1 - exp(-P / gamma + n), and an exponential in P_post (arXiv 2411.04330)"
@@ -92,7 +92,7 @@ class PrecisionLaw(Law):
         return points(parameters, tokens, *(bits if index in self.indices else BF16 for index in TRAINING))
 
     def efficiency(self, bits: float) -> float:
-        """Return the product of the f that the law has, each at `bits`."""
+        """Return the product of the law's f, each at `bits`."""
         return float(self.kept(self.at_bits(1.0, 1.0, bits)))
 
     @property
@@ -102,7 +102,7 @@ class PrecisionLaw(Law):
 
     @property
     def threshold(self) -> float:
-        """Return the bits at or below which some f is not positive, 0 if there are none.
+        """Return the bits at or below which some f is not positive, or 0 if there are none.
 
         Raises:
             ValueError: the law has no f.
@@ -127,7 +127,7 @@ class PrecisionLaw(Law):
         return np.where(rounded, damage, 0.0)
 
     def _tolerance(self, index: str, width: Floats, bits: Floats) -> Floats:
-        """Return 1 - exp(-C_x (P_x - P_post)): a model trained at P_x bits has learnt to bear noise."""
+        """Return 1 - exp(-C_x (P_x - P_post)): a model trained at P_x bits has learned to tolerate noise."""
         rate = getattr(self, f"C_{index}")
         if not np.isnan(rate):
             return 1 - np.exp(-rate * (width - bits))  # type: ignore[no-any-return]

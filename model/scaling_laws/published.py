@@ -1,4 +1,4 @@
-"""List published constants, each with its source. They belong to the data and models that they were fitted to."""
+"""List published constants with their sources. They hold for the data and models to which they were fitted."""
 
 import itertools
 from dataclasses import dataclass, replace
@@ -14,22 +14,22 @@ from plumbline.model.scaling_laws.variants import GranularityLaw, PowerLaw
 
 @dataclass(frozen=True)
 class SourcedLaw:
-    """Hold a law, and where its constants are from."""
+    """Hold a law and the source of its constants."""
 
     law: Law
     source: str
     parameters: tuple[float, float]
     """Smallest and largest N of the fit."""
     tokens: tuple[float, float]
-    """Smallest and largest D of the fit; nan where the source at hand does not say."""
+    """Smallest and largest D of the fit, or nan if our source does not say."""
     missing: str = ""
-    """What was not reported: answers that need it are refused."""
+    """What was not reported; answers that need it are refused."""
     undetermined: frozenset[str] = frozenset()
-    """Constants that the points of a fit left open: D_crit is not stated where it stands on one."""
+    """Constants that the fitted points do not determine; D_crit is not given if it depends on one."""
     warnings: tuple[str, ...] = ()
-    """What the points of a fit could not tell."""
+    """What the fitted points could not determine, in words."""
     counts_embedding: bool = False
-    """Whether its N has embedding and unembedding in it."""
+    """Whether its N includes embedding and unembedding."""
 
 
 UNKNOWN = (float("nan"), float("nan"))
@@ -95,11 +95,11 @@ PUBLISHED: dict[str, SourcedLaw] = {
 
 
 def kumar_grid(post_bits: tuple[float, ...] = ()) -> tuple[Points, NDArray[np.intp]]:
-    """Return runs like those of arXiv 2411.04330: points, and the number of each one's run.
+    """Return runs like those of arXiv 2411.04330: points, and the run number of each.
 
-    Each of weights, activations and KV cache alone from 3 to 12 bits, all three together, and bf16; the two sizes in
-    the middle without the longest run; without 3 bits in activations or KV cache, which the paper leaves out. bf16
-    models are also quantized to each of `post_bits`.
+    They have 3 to 12 bits in weights, activations or KV cache alone, or in all three, and bf16. As in the paper, the
+    two middle sizes lack the longest run, and there are no 3 bits in activations or KV cache. bf16 models are also
+    quantized to each of `post_bits`.
     """
     widths = (4, 5, 6, 7, 8, 10, 12)
     low: list[tuple[float, ...]] = [(3.0, BF16, BF16), *((bits,) * 3 for bits in widths)]

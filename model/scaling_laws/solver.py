@@ -1,8 +1,8 @@
 """Search for the constants of a form.
 
-Each form is linear in some constants once the others are given (variable projection, arXiv 2603.22339): a search over
-the others alone, with non-negative least squares inside, finds a start. From there all constants move together under
-the loss that is wanted, Huber's on log L with delta 1e-3, summed over points (arXiv 2203.15556, 2404.10102).
+Each form is linear in some constants once the others are given, so a search over the others alone, with non-negative
+least squares inside (variable projection, arXiv 2603.22339), finds a start. From there all constants are fitted
+together under the final loss, Huber's on log L with delta 1e-3, summed over points (arXiv 2203.15556, 2404.10102).
 """
 
 from collections.abc import Sequence
@@ -20,24 +20,24 @@ from plumbline.model.scaling_laws.points import Floats
 HUBER = 1e-3  # of log L: errors beyond 0.1 % count linearly
 CONTINUATION = (1e-1, 3e-2, 1e-2, 3e-3, HUBER)
 STARTS = 8
-POLISHED = 2  # of the starts: those that the search liked best
+POLISHED = 2  # number of best starts to polish
 
 
 @dataclass(frozen=True)
 class Solution:
-    """Hold the constants that fit best, and how well they do."""
+    """Hold the best-fitting constants, and the quality of the fit."""
 
     law: Law
     objective: float
     place: Floats
-    """The optimum: the constants searched for, then what each linear term adds at a typical point, in nats."""
+    """The optimum: the searched constants, then the contribution of each linear term at a typical point, in nats."""
 
 
 class Problem:
-    """State a form, the points it is fitted to, and where its constants are looked for.
+    """Define a fit: a form, the points, and the ranges of its constants.
 
-    A checkpoint whose loss is low by chance is as lucky after quantization. So where a checkpoint was measured, its
-    quantized points count by how far they are from it: their error is that of the ratio of the two losses.
+    A checkpoint whose loss is low by chance is equally lucky after quantization. So if a checkpoint was measured, its
+    quantized points are compared with it: their error is that of the ratio of the two losses.
     """
 
     def __init__(self, form: type[Law], measured: Measured, ranges: dict[str, Range]) -> None:
@@ -47,7 +47,7 @@ class Problem:
         self.paired = self._checkpoints >= 0
         low, high = np.array([(interval.low, interval.high) for interval in self.ranges.values()]).T
         self.low, self.high = low, high
-        # A form without what its last term is about has columns of zeros
+        # A term that does not apply to any point is a column of zeros
         self.active = tuple(
             name for name, column in zip(form.LINEAR, self._terms(self._middle()), strict=True) if column.any()
         )
@@ -62,7 +62,7 @@ class Problem:
         )
 
     def polish(self, place: Floats, rows: NDArray[np.intp]) -> Solution:
-        """Fit all constants together, from `place`, under Huber's loss on the logarithm, over some rows."""
+        """Fit all constants together, starting at `place`, under Huber's loss on the logarithm, over some rows."""
         target = np.log(self.loss)
 
         def residuals(place: Floats) -> Floats:
@@ -70,7 +70,7 @@ class Problem:
 
         most = np.full(len(self.active), 20 * self.loss.max())
         low, high = np.concatenate([self.low, np.zeros(len(most))]), np.concatenate([self.high, most])
-        # Where errors count linearly there is no curvature to follow: arrive with wider quadratics, then narrow them
+        # Linear errors have no curvature to follow, so start with a wider quadratic region and narrow it
         for width in CONTINUATION:
             best = least_squares(
                 residuals,
@@ -85,7 +85,7 @@ class Problem:
         return Solution(self._law(place), float(best.cost), place)
 
     def untied(self, solution: Solution) -> tuple["Problem", Solution] | None:
-        """Return the problem with a beta of its own and its solution from here; None where the form has one already."""
+        """Return the problem with a free beta, and its solution from here, or None if the form already has one."""
         if not self.form.TIED:
             return None
         free = Problem(self.form, self._measured, {**self.ranges, "beta": self.ranges["alpha"]})
@@ -93,10 +93,10 @@ class Problem:
         return free, free.polish(place, np.arange(len(self.at)))
 
     def sensitivity(self, solution: Solution) -> Floats:
-        """Return slopes d log L / d constant at the solution, (points, constants in the order of `names`)."""
+        """Return the slopes d log L / d constant at the solution: (points, constants in the order of `names`)."""
         slopes = []
         for index, value in enumerate(solution.place):
-            # Against the nearer bound, where an f may end
+            # Step away from the nearer bound, at which an f may end
             step = np.zeros(len(solution.place))
             step[index] = -1e-5 * max(abs(value), 0.1)
             change = self._logarithm(solution.place + step) - self._logarithm(solution.place)
@@ -113,7 +113,7 @@ class Problem:
         return (*self.ranges, *self.active)
 
     def _project(self, start: Floats) -> tuple[float, Floats]:
-        """Search by variable projection; return the sum of squared relative errors, and its place."""
+        """Search by variable projection; return the least sum of squared relative errors and where it is."""
 
         def residuals(values: Floats) -> Floats:
             columns, _ = self._scaled(values)
@@ -142,7 +142,8 @@ class Problem:
     def _scaled(self, values: Floats) -> tuple[Floats, Floats]:
         """Return the active terms, each over its geometric mean, and these means.
 
-        What multiplies a scaled term is nats at a typical point: of order 1, and nearly free of the exponents.
+        The coefficient of a scaled term is then in nats at a typical point: of order 1, and nearly independent of the
+        exponents.
         """
         terms = dict(zip(self.form.LINEAR, self._terms(values), strict=True))
         columns = np.stack([terms[name] for name in self.active])

@@ -1,4 +1,4 @@
-"""Compute other forms that were proposed for the cost of low precision, to be fitted and compared like the first."""
+"""Define other proposed forms for the cost of low precision, which can be fitted and compared."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -12,7 +12,7 @@ from plumbline.model.scaling_laws.points import TRAINING, Floats, Points
 
 @dataclass(frozen=True, kw_only=True)
 class PowerLaw(Law):
-    """Take quantization after training as a power of the width: delta = k D^gamma_D / (N^gamma_N P_post^gamma_P).
+    """Model post-training quantization as a power of the width: delta = k D^gamma_D / (N^gamma_N P_post^gamma_P).
 
     Ouyang et al., arXiv 2411.17691, for models trained in high precision.
     """
@@ -50,7 +50,7 @@ class PowerLaw(Law):
 
 @dataclass(frozen=True, kw_only=True)
 class GranularityLaw(Law):
-    """Take training in one low-precision format by group size: delta = k D^gamma_D (log2 G)^gamma_G / N^gamma_N.
+    """Model training in one low-precision format by group size: delta = k D^gamma_D (log2 G)^gamma_G / N^gamma_N.
 
     Chen et al., arXiv 2505.14302. The constants belong to one choice of widths, such as W4A4; points of 16 bits have no
     delta.
@@ -103,10 +103,11 @@ class GranularityLaw(Law):
 
 @dataclass(frozen=True, kw_only=True)
 class FloatLaw(Law):
-    """Take training in a float format of E exponent and M mantissa bits, with scales shared by groups of G.
+    """Model training in a float format of E exponent and M mantissa bits, with scales shared by groups of G.
 
     delta = k D^beta / N^alpha (log2 G)^gamma_G / ((E + 0.5)^delta_E (M + 0.5)^nu_M), after Sun et al., arXiv
-    2501.02423. Where groups have one size, or none, that factor is left to k. Points without a format have no delta.
+    2501.02423. If all groups have one size, or there are none, k absorbs that factor. Points without a format have no
+    delta.
     """
 
     TITLE: ClassVar[str] = "trained in a float format, by exponent and mantissa bits (arXiv 2501.02423)"
@@ -156,7 +157,7 @@ class FloatLaw(Law):
 
 
 def _need(column: Floats, where: NDArray[np.bool_], name: str) -> None:
-    """Refuse points that lack what a form asks for."""
+    """Refuse points that lack what a form needs."""
     missing = int((np.isnan(column) & where).sum())
     if missing:
         raise ValueError(f"{name}: missing in {missing} point(s) trained below 16 bits, and this form needs it there")

@@ -1,7 +1,7 @@
-"""Export decoders that no stock class computes, in a folder with the modelling code that does.
+"""Export decoders that no stock class can express, in a folder with their own modelling code.
 
-The two files named in `CODE` are copied into the folder as they are; they import nothing of ours. `lookahead.py` is
-copied likewise, beside any model that was trained to think, whatever its class (../thinker.py).
+The two files named in `CODE` are copied into the folder unchanged; they import nothing of ours. So is `lookahead.py`,
+for any model that was trained to think, whatever its class (../thinker.py).
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ AUTO_MAP = {
     "AutoModelForCausalLM": "modeling_plumbline.PlumblineForCausalLM",
 }
 KEYS = (SHAPES | set(PLAIN)) - set(FOLDED) - {"rope_scaling"}
-"""Keys of a model that the code reads. Of a scaling of positions it reads what follows, the frequencies."""
+"""Model keys that the code reads. For scaled positions it reads the resulting frequencies instead."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Native(Target):
     code = CODE
 
     def refusal(self, config: ModelConfig) -> str | None:
-        """Return what the modelling code lacks."""
+        """Return which feature the modelling code lacks, or None."""
         reasons = {
             "block": block_kind(config).no_native_code,
             "attention": attention_kind(config).no_native_code,
@@ -44,7 +44,7 @@ class Native(Target):
         return None
 
     def export(self, config: ModelConfig, multipliers: Multipliers, weights: Weights) -> Export:
-        """Fold every multiplier into the weights but the skip's, which is an entry."""
+        """Fold every multiplier into the weights, except the skip gain, which is a configuration entry."""
         entries = folded_config(config).model_dump(include=set(KEYS)) | {"skip_gain": multipliers.skip}
         if config.rope_scaling is not None:
             frequencies, magnitude = rotary_frequencies(config.head_dim, config.rope_theta, config.rope_scaling)

@@ -1,4 +1,4 @@
-"""Hold the configuration of a Plumbline decoder: those keys of its training configuration that shape the function."""
+"""Hold the configuration of a Plumbline decoder: the keys of its training configuration that shape its function."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from transformers import PreTrainedConfig
 
 
 class PlumblineConfig(PreTrainedConfig):
-    """Hold shapes by the names of Llama's configuration, and the switches that `modeling_plumbline.py` describes."""
+    """Hold shapes under Llama's names, and the switches that `modeling_plumbline.py` describes."""
 
     model_type = "plumbline"
     keys_to_ignore_at_inference = ("past_key_values", "cache")
@@ -64,7 +64,7 @@ class PlumblineConfig(PreTrainedConfig):
         self.skip_gain = skip_gain
         self.position_embedding = position_embedding
         self.rope_theta = rope_theta
-        self.rope_frequencies = rope_frequencies  # of scaled positions, radians per token; None: those of rope_theta
+        self.rope_frequencies = rope_frequencies  # if scaled, radians per token; None: those of rope_theta
         self.rope_magnitude = rope_magnitude  # of cosines and sines
         self.mlp = mlp
         self.parallel = parallel

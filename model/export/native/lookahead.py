@@ -6,11 +6,11 @@
     thinker = Lookahead.from_pretrained(FOLDER)
     ids = thinker.generate(input_ids, max_new_tokens=64, think="every:8")
 
-A thought at token i has slots 1 to `horizon`. Slot j stands where token i + j - 1 does, its final state predicts token
-i + j, and its input is a state: slot 1 takes that of token i, slot j + 1 what slot j ended in. Slots read the text up
-to token i and their own thought. The class of the folder runs them as it is, from `inputs_embeds`; after the thought
-the cache forgets them. This file needs torch, transformers and safetensors, and attention that takes a mask (eager,
-sdpa).
+A thought at token i has slots 1 to `horizon`. Slot j has the position of token i + j - 1, its final state predicts
+token i + j, and its input is a state: slot 1 takes that of token i, slot j + 1 the final state of slot j. Slots attend
+to the text up to token i and to their own thought. The folder's model class runs them unchanged, through
+`inputs_embeds`; after the thought they are dropped from the cache. This file needs torch, transformers and safetensors,
+and attention that takes a mask (eager, sdpa).
 """
 
 import json
@@ -43,29 +43,29 @@ class Settings:
     horizon: int
     """Slots of a thought."""
     growth: str
-    """grow: one slot more in each pass. fixed: all slots in each of `passes` passes."""
+    """grow: one more slot in each pass. fixed: all slots in each of `passes` passes."""
     passes: int
     """Number of passes with growth fixed."""
     within: str
     """bidirectional: a slot sees the later ones of its thought. causal: it does not."""
     commit: str
-    """none: thoughts are forgotten. thoughts: later tokens see the thoughts before them."""
+    """none: thoughts are dropped. thoughts: later tokens see the thoughts before them."""
     window: int | None
     """Sliding window, in positions."""
     norm_eps: float | None
-    """eps of the RMS norm of a state before it enters a slot; None: the model's final norm is enough."""
+    """eps of the RMS norm of a state before it enters a slot, or None if the model's final norm suffices."""
 
 
 class Stream:
-    """Hold a cache, and the positions of what is in it."""
+    """Hold a cache and the positions of its entries."""
 
     def __init__(self, model: Any, window: int | None) -> None:
         self.model, self.window = model, window
-        self.cache = DynamicCache()  # without the model's config: layers with a window must forget nothing
+        self.cache = DynamicCache()  # without the model's config, so that layers with a window drop nothing
         self.positions = torch.empty(0, dtype=torch.int64, device=model.device)
 
     def run(self, positions: Tensor, causal: bool = True, **inputs: Tensor) -> Tensor:
-        """Run input_ids [1, n] or inputs_embeds [1, n, width] behind all that is held; final states [1, n, width]."""
+        """Run input_ids [1, n] or inputs_embeds [1, n, width] after the cached entries; return states [1, n, width]."""
         held = len(self.positions)
         self.positions = torch.cat((self.positions, positions))
         seen = torch.ones(len(positions), len(self.positions), dtype=torch.bool, device=positions.device)
@@ -75,7 +75,7 @@ class Stream:
             seen &= positions[:, None] - self.positions < self.window
         mask = torch.zeros(seen.shape, dtype=self.model.dtype, device=seen.device)
         mask = mask.masked_fill(~seen, torch.finfo(mask.dtype).min)
-        # Slots that stand beyond the last position predict nothing that counts
+        # Slots beyond the last position predict nothing that is used
         places = positions.clamp_max(self.model.config.max_position_embeddings - 1)
         output = self.model.base_model(
             **inputs,
@@ -93,13 +93,13 @@ class Stream:
         return self.run(places, input_ids=input_ids)
 
     def forget(self, count: int) -> None:
-        """Forget the last so many tokens or slots."""
+        """Drop the last `count` tokens or slots."""
         if count:
             self.cache.crop(-count)
             self.positions = self.positions[:-count]
 
     def take_over(self, other: "Stream", count: int) -> None:
-        """Hold the last so many of another stream as well."""
+        """Append the last `count` entries of another stream."""
         for number, layer in enumerate(other.cache.layers):
             self.cache.update(layer.keys[:, :, -count:], layer.values[:, :, -count:], number)
         self.positions = torch.cat((self.positions, other.positions[-count:]))
@@ -146,21 +146,21 @@ class Lookahead:
         top_p: float | None = None,
         seed: int = 0,
     ) -> Iterator[int]:
-        """Yield the tokens that follow, one by one; at a thought its first slot says the next one.
+        """Yield the next tokens one by one; after a thought, its first slot gives the next one.
 
         Args:
             input_ids: prompt [1, T].
-            max_new_tokens: how many.
+            max_new_tokens: most tokens to yield.
             think: first: at the prompt's last token. every:N: there, and at each N-th token after it. probability:P: at
-                each token with that chance. entropy:NATS: where the prediction is less certain than that. verify: the
+                each token with that chance. entropy:NATS: where the prediction's entropy is above that. verify: the
                 plain greedy continuation, in fewer passes: slots draft, and the plain model checks.
             temperature: 0 is greedy.
             top_k: draw from the k likeliest tokens.
             top_p: draw from the likeliest tokens that hold this much probability.
-            seed: of what is drawn.
+            seed: seed of the sampling.
 
         Raises:
-            ValueError: what is asked for cannot be done.
+            ValueError: the request cannot be met.
         """
         self._check(input_ids, max_new_tokens, think, temperature)
         if think == "verify":
@@ -189,9 +189,9 @@ class Lookahead:
             yield int(tokens)
 
     def think(self, text: Stream, state: Tensor) -> Tensor:
-        """Think at the last token of `text`, whose final state is given, [1, 1, width].
+        """Think at the last token of `text`, given its final state [1, 1, width].
 
-        Returns the final states of its slots, [1, horizon, width]. The slots are the last that `text` then holds.
+        Returns the final states of the slots, [1, horizon, width]. The slots stay at the end of `text`.
         """
         horizon, causal = self.settings.horizon, self.settings.within == "causal"
         places = text.positions[-1] + torch.arange(horizon, device=text.positions.device)
@@ -206,14 +206,14 @@ class Lookahead:
         inputs, states = state[:, :0], state
         for slot in range(horizon):
             inputs = torch.cat((inputs, self.enter(states[:, -1:])), dim=1)
-            start = slot if causal else 0  # what sees the new slot is computed anew
+            start = slot if causal else 0  # slots that see the new one are recomputed
             text.forget(slot - start)
             run = text.run(places[start : slot + 1], causal, inputs_embeds=inputs[:, start:])
             states = torch.cat((states[:, :start], run), dim=1)
         return states
 
     def enter(self, states: Tensor) -> Tensor:
-        """Return final states as inputs of slots: of the size of an embedding, and marked."""
+        """Turn final states into slot inputs: rescaled to the size of an embedding, and marked."""
         if self.projection is not None:
             states = states @ self.projection.T
         if self.settings.norm_eps is not None:
@@ -221,14 +221,14 @@ class Lookahead:
         return states * self.gain + self.role
 
     def logits(self, states: Tensor) -> Tensor:
-        """Return what the model's head makes of final states [1, n, width]: [1, n, V] in fp32."""
+        """Return the fp32 logits [1, n, V] of final states [1, n, width]."""
         logits: Tensor = self.model.get_output_embeddings()(states).float()
         logits = logits / getattr(self.model.config, "logits_scaling", 1.0)
         cap = getattr(self.model.config, "final_logit_softcapping", None)
         return logits if cap is None else cap * torch.tanh(logits / cap)
 
     def _verified(self, input_ids: Tensor, max_new_tokens: int) -> Iterator[int]:
-        """Yield the greedy tokens: slots 2 to horizon draft, one pass of the plain model says how much was right."""
+        """Yield the greedy tokens: slots 2 to horizon draft, and one pass of the plain model verifies."""
         text = Stream(self.model, self.settings.window)
         states = text.read(input_ids, 0)[:, -1:]
         made = 0
@@ -240,7 +240,7 @@ class Lookahead:
                 text.forget(self.settings.horizon)
                 draft = torch.cat((draft, argmax(self.logits(slots[:, 1:room])[0]).T), dim=1)
             states = text.read(draft, input_ids.size(1) + made)
-            checked = argmax(self.logits(states)[0])[:-1, 0]  # what the plain model says instead of each later token
+            checked = argmax(self.logits(states)[0])[:-1, 0]  # the plain model's choice for each later token
             right = 1 + int((checked == draft[0, 1:]).cumprod(0).sum())
             yield from draft[0, :right].tolist()
             made += right

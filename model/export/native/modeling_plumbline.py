@@ -5,8 +5,8 @@ attention  softmax; shaped: identity + softmax - uniform (arXiv 2306.17759, 2311
            positions (arXiv 2506.01115)
 
 Attention goes through transformers' attention interface, and everything but the head and its soft cap is in
-PlumblineModel, so that engines which run models of transformers can put their own kernels in. They cannot for shaped
-and mixing attention, which need the values of all earlier tokens; these two take no padding, either.
+PlumblineModel, so that inference engines can substitute their own kernels. Shaped and mixing attention are exceptions:
+they need the values of all earlier tokens, and do not support padding.
 """
 
 import math
@@ -24,7 +24,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .configuration_plumbline import PlumblineConfig
 
-# What transformers calls the keys and values of earlier tokens, since 5.24 and before
+# transformers' name for the keys and values of earlier tokens, since 5.24 and before
 CACHE = "cache" if "cache" in BaseModelOutputWithPast.__dataclass_fields__ else "past_key_values"
 # Norms before attention, after it, before the MLP, after it. A skipless block has no skip around attention
 WIRING: dict[str, tuple[str | None, ...]] = {
@@ -72,7 +72,7 @@ def eager_attention_forward(
     s_aux: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, Tensor]:
-    """Attend with what fused kernels lack: a cap on the logits, sinks (s_aux, one logit a head)."""
+    """Attend with features that fused kernels lack: a cap on the logits, and sinks (s_aux, one logit per head)."""
     groups = query.size(1) // key.size(1)
     key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
     logits = (query @ key.transpose(2, 3)).float() * scaling
@@ -102,7 +102,7 @@ class PlumblineAttention(nn.Module):
         key_value_width = config.num_key_value_heads * config.head_dim
         self.q_proj = nn.Linear(width, query_width, bias=bias)
         self.k_proj = nn.Linear(width, key_value_width, bias=bias)
-        skipless = config.block == "skipless"  # takes the stream itself as values, after the first block
+        skipless = config.block == "skipless"  # uses the stream itself as values, after the first block
         self.v_proj = nn.Identity() if skipless and layer_idx > 0 else nn.Linear(width, key_value_width, bias=bias)
         self.o_proj = nn.Identity() if skipless else nn.Linear(query_width, width, bias=bias)
         if config.qk_norm == "head":
@@ -129,7 +129,7 @@ class PlumblineAttention(nn.Module):
         return self.heads(self.v_proj(x)).transpose(1, 2)
 
     def queries_and_keys(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return those of x, normalised, [B, heads, T, head_dim] each."""
+        """Return the queries and keys of x, normalised, [B, heads, T, head_dim] each."""
         query, key = self.q_proj(x), self.k_proj(x)
         if self.config.qk_norm == "projection":
             query, key = self.q_whole_norm(query), self.k_whole_norm(key)
@@ -147,7 +147,7 @@ class PlumblineAttention(nn.Module):
         past_key_values: Cache | None = None,
         **kwargs: Any,
     ) -> Tensor:
-        """Attend from the T tokens of hidden_states to themselves and to what the cache holds."""
+        """Attend from the T tokens of hidden_states to themselves and to the cached tokens."""
         query, key = self.queries_and_keys(hidden_states)
         if rotary is not None:
             query, key = rotate(query, rotary), rotate(key, rotary)
@@ -186,7 +186,7 @@ class PlumblineAttention(nn.Module):
 
 
 class PlumblineMixing(nn.Module):
-    """Mix by a fixed matrix over positions for each head; the cache's keys are the values once more."""
+    """Mix positions by a fixed matrix per head; the cache stores the values as keys, too."""
 
     def __init__(self, config: PlumblineConfig, layer_idx: int) -> None:
         super().__init__()
@@ -197,7 +197,7 @@ class PlumblineMixing(nn.Module):
         self.mixing = nn.Parameter(torch.zeros(heads, longest, longest), requires_grad=False)
 
     def forward(self, hidden_states: Tensor, *_: Any, past_key_values: Cache | None = None, **__: Any) -> Tensor:
-        """Mix the T tokens of hidden_states with those that the cache holds."""
+        """Mix the T tokens of hidden_states with those in the cache."""
         value = self.v_proj(hidden_states).view(*hidden_states.shape[:-1], -1, self.head_dim).transpose(1, 2)
         if past_key_values is not None:
             _, value = past_key_values.update(value, value, self.layer_idx)
@@ -278,7 +278,7 @@ class PlumblineDecoderLayer(GradientCheckpointingLayer):
         return x if name is None else self.get_submodule(f"{name}_layernorm")(x)
 
     def forward(self, hidden_states: Tensor, *arguments: Any, **kwargs: Any) -> Tensor:
-        """Pass the residual stream through both branches; the rest is for attention."""
+        """Pass the residual stream through both branches; all other arguments go to attention."""
         normed = self.norm(0, hidden_states)
         branch = self.norm(1, self.self_attn(normed, *arguments, **kwargs))
         hidden_states = self.skip * hidden_states + branch if self.has_attention_skip else branch
@@ -301,13 +301,13 @@ class PlumblinePreTrainedModel(PreTrainedModel):
 
     def __init__(self, config: PlumblineConfig) -> None:
         if config.attn_logit_softcapping is not None or config.attention_sink:
-            # Torch's fused kernel drops both without a word
+            # Torch's fused kernel silently ignores both
             self._supports_sdpa = self._supports_flash_attn = False
         super().__init__(config)
 
 
 class PlumblineModel(PlumblinePreTrainedModel):
-    """Turn token ids into hidden states that the head multiplies."""
+    """Turn token ids into the hidden states that the head reads."""
 
     def __init__(self, config: PlumblineConfig) -> None:
         super().__init__(config)
@@ -330,7 +330,7 @@ class PlumblineModel(PlumblinePreTrainedModel):
         cache: Cache | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPast:
-        """Run the blocks on input_ids [B, T] or inputs_embeds [B, T, hidden_size]; the cache has either name."""
+        """Run the blocks on input_ids [B, T] or inputs_embeds [B, T, hidden_size]; the cache may have either name."""
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give exactly one of input_ids and inputs_embeds")
         x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
@@ -357,7 +357,7 @@ class PlumblineModel(PlumblinePreTrainedModel):
     def _mask(
         self, x: Tensor, attention_mask: Tensor | None, past_key_values: Cache | None, position_ids: Tensor
     ) -> Tensor | None:
-        """Return what the attention interface wants as its mask."""
+        """Return the mask in the form that the attention interface expects."""
         kind = self.config.attention
         if kind != "softmax" and attention_mask is not None and not attention_mask.all():
             raise ValueError(f"attention = {kind} counts every position: no padding, run one length at a time")
@@ -374,7 +374,7 @@ class PlumblineModel(PlumblinePreTrainedModel):
 
 
 class PlumblineForCausalLM(PlumblinePreTrainedModel, GenerationMixin):
-    """Predict tokens: the decoder with its head, and a soft cap on the logits where the configuration has one."""
+    """Predict tokens with the decoder and its head, with a soft cap on the logits if configured."""
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012 - a constant of transformers
 
@@ -394,9 +394,9 @@ class PlumblineForCausalLM(PlumblinePreTrainedModel, GenerationMixin):
         logits_to_keep: int | Tensor = 0,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
-        """Return logits [B, T, vocab_size]; with labels [B, T], their loss as well.
+        """Return logits [B, T, vocab_size], and the loss if labels [B, T] are given.
 
-        `generate` counts positions from where the padding ends only if position_ids is named here.
+        `generate` only counts positions from the end of the padding if position_ids is a named argument here.
         """
         outputs = self.model(input_ids, attention_mask, position_ids, **kwargs)
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep

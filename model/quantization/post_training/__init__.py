@@ -1,1 +1,1 @@
-"""Quantize trained models: recipes, the methods behind them, and what they do to each layer."""
+"""Quantize trained models: recipes, methods, and reports on each layer."""

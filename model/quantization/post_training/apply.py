@@ -1,4 +1,4 @@
-"""Quantize a whole trained model by a recipe, block by block."""
+"""Quantize a whole trained model with a recipe, block by block."""
 
 from collections.abc import Mapping, Sequence
 
@@ -22,22 +22,22 @@ from plumbline.model.quantization.quantizer import Grid, Limits, Quantizer
 
 @torch.no_grad()
 def quantize_model(model: nn.Module, recipe: Recipe, samples: Sequence[Tensor] = ()) -> list[LayerReport]:
-    """Round a trained model by a recipe, in place, and leave it in evaluation mode.
+    """Round a trained model with a recipe, in place, and leave it in evaluation mode.
 
-    The linear layers of the blocks become `QuantizedLinear`: `weight` holds values of its `grid`. Embedding, head and
-    norms stay. Layers are rounded one after the other, each for the inputs that those before it leave. To try many
-    recipes, give each a `copy.deepcopy` of the model.
+    The linear layers of the blocks become `QuantizedLinear`, whose `weight` holds values of its `grid`. Embedding, head
+    and norms stay. Layers are rounded in order, each for the inputs that the rounded layers before it produce. To try
+    several recipes, give each a `copy.deepcopy` of the model.
 
-    A model that rounds while it trains gives its stored weights to the recipe, and keeps its own rounding where the
-    recipe has none.
+    If the model was trained with rounding, the recipe gets its stored weights, and the model keeps its own rounding
+    where the recipe has none.
 
     Args:
         model: a CausalLM, or a causal language model of transformers; GPT-2's Conv1D become nn.Linear.
-        recipe: what to do.
-        samples: calibration text, token ids [B, T] each; also what the reports measure on.
+        recipe: the recipe.
+        samples: calibration text, token ids [B, T] each; reports are measured on it, too.
 
     Returns:
-        A report of each rounded layer, in the order of the blocks; none if the recipe is about keys and values only.
+        A report for each rounded layer, in order; empty if the recipe only rounds keys and values.
 
     Raises:
         ValueError: the recipe needs text and there is none, or it cannot be applied to this model.
@@ -54,10 +54,10 @@ def quantize_model(model: nn.Module, recipe: Recipe, samples: Sequence[Tensor] =
 
 
 def check_recipe(model: nn.Module, recipe: Recipe, samples: int) -> None:
-    """Refuse what would fail later, before any time is spent.
+    """Refuse early what would fail later.
 
     Raises:
-        ValueError: names the recipe, and what does not fit.
+        ValueError: names the recipe and what does not fit.
     """
     if recipe.needs_samples and not samples:
         raise ValueError(f"recipe {recipe.name} needs calibration text: give samples, or a recipe without")
@@ -94,7 +94,7 @@ def check_recipe(model: nn.Module, recipe: Recipe, samples: int) -> None:
 
 
 def _refuse_experts(recipe: Recipe, place: str, blocks: nn.ModuleList) -> None:
-    """Refuse to round the layers of blocks that have trained stacks of matrices; a convolution is none."""
+    """Refuse blocks with trained stacks of matrices (experts); convolutions do not count."""
     for name, module in blocks.named_modules(prefix=place):
         for key, parameter in module.named_parameters(recurse=False):
             stack = parameter.dim() > 2 and parameter.requires_grad and not isinstance(module, nn.Conv1d)
@@ -133,7 +133,7 @@ def _alone(block: nn.Module) -> list[dict[str, nn.Linear]]:
 def _round_group(
     recipe: Recipe, group: Mapping[str, nn.Linear], text: CalibrationText | None
 ) -> dict[str, QuantizedLinear]:
-    """Return rounded layers to replace those that share an input."""
+    """Return rounded replacements for layers that share an input."""
     first = next(iter(group.values()))
     sums = text.sums(first, with_products=recipe.rounding.needs_text) if text and recipe.needs_samples else None
     scale = None if sums is None else _input_scale(recipe, group, sums)
@@ -147,7 +147,7 @@ def _round_group(
     rounded = {}
     for name, layer in group.items():
         weights, activations = None, quantizers[name]
-        if isinstance(layer, QuantizedLinear):  # of a model that rounds while it trains
+        if isinstance(layer, QuantizedLinear):  # the model was trained with rounding
             weights = layer.weights if recipe.weights is None else None
             activations = activations or layer.activations
         quantized = QuantizedLinear(layer, weights, activations, limits.get(name), scale)
@@ -172,7 +172,7 @@ def _input_scale(recipe: Recipe, group: Mapping[str, nn.Linear], sums: InputSums
 def _round_weight(
     recipe: Recipe, quantizer: Quantizer, weight: Tensor, sums: InputSums | None, scale: Tensor | None
 ) -> tuple[Tensor, Grid]:
-    """Return the weight, multiplied by the input scale before, on its grid."""
+    """Return the weight, after multiplication by the input scale, rounded to its grid."""
     products = None
     if sums is not None and recipe.rounding.needs_text:
         products = sums.products if scale is None else sums.products / scale.outer(scale)

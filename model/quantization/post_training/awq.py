@@ -1,7 +1,7 @@
-"""Give weights of large inputs finer grids, by input scales and by clipped ranges (AWQ, arXiv 2306.00978).
+"""Give weights of large inputs finer grids, with input scales and clipped ranges (AWQ, arXiv 2306.00978).
 
-Both searches are for the least squared error of the layers' outputs on the calibration text. With M = sum of x x^T that
-error of a weight that is off by E is tr(E M E^T), so that M is all they need.
+Both searches minimise the squared error of the layers' outputs on the calibration text. With M = sum of x x^T, a weight
+error E gives an output error of tr(E M E^T), so M is all they need.
 """
 
 from collections.abc import Sequence
@@ -14,20 +14,20 @@ from plumbline.model.quantization.quantizer import Grid, Quantizer
 
 ALPHAS = [step / 20 for step in range(20)]
 CLIPS = [1 - step / 20 for step in range(1, 11)]
-LEAST = 1e-4  # of a scale, before they are centred around 1
+LEAST = 1e-4  # smallest scale, before centring around 1
 
 
 def awq_scale(weights: Sequence[Tensor], quantizer: Quantizer, mean_size: Tensor, products: Tensor) -> Tensor | None:
-    """Return what to divide the inputs of layers by, and multiply their columns by: mean|x|^alpha of the best alpha.
+    """Return the scale that divides inputs and multiplies columns of layers: mean|x|^alpha for the best alpha.
 
     Args:
-        weights: of the layers that share the input, [out, in] each.
-        quantizer: of all of them.
+        weights: weights of the layers that share the input, [out, in] each.
+        quantizer: quantizer of all of them.
         mean_size: mean |x| of each input, [in].
         products: sum of x x^T, [in, in].
 
     Returns:
-        [in], centred around 1; None: alpha = 0 is best, which changes nothing.
+        [in], centred around 1, or None if alpha = 0 is best, which changes nothing.
     """
     scales = [_centred(mean_size.float() ** alpha) for alpha in ALPHAS]
     errors = [_error_of(weights, quantizer, scale, products) for scale in scales]
@@ -36,7 +36,7 @@ def awq_scale(weights: Sequence[Tensor], quantizer: Quantizer, mean_size: Tensor
 
 
 def awq_grid(weight: Tensor, quantizer: Quantizer, products: Tensor) -> Grid:
-    """Return the grid of a weight [out, in] whose ranges are clipped to the share, from 1/2 to 1, best for its output.
+    """Return the grid of a weight [out, in] whose ranges are clipped to the best share, from 1/2 to 1, for its output.
 
     Each group is judged alone, as if the others of its row were exact.
     """

@@ -1,7 +1,7 @@
-"""Run calibration text through a model, one block at a time, and collect what the layers of the block get to see.
+"""Run calibration text through a model, one block at a time, and collect statistics of the layers' inputs.
 
-Each block runs as it is by then: what comes before a layer has been rounded already. Only the
-hidden states before one block are kept, and sums over them.
+Each block runs in its current form, with all layers before it already rounded. Only the hidden states before one block,
+and sums over them, are kept.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -19,7 +19,7 @@ Arguments = tuple[Tensor, tuple[Any, ...], dict[str, Any]]  # hidden states, and
 
 
 def decoder_blocks(model: nn.Module) -> tuple[str, nn.ModuleList]:
-    """Return the name of the list of blocks, and the list, of a CausalLM or a Hugging Face causal language model.
+    """Return the list of blocks, and its name, of a CausalLM or a Hugging Face causal language model.
 
     Raises:
         ValueError: they are in none of the usual places.
@@ -32,9 +32,9 @@ def decoder_blocks(model: nn.Module) -> tuple[str, nn.ModuleList]:
 
 
 def unfold_conv1d(model: nn.Module) -> None:
-    """Put an nn.Linear in the place of every Conv1D of transformers (GPT-2), whose weight [in, out] is turned around.
+    """Replace every Conv1D of transformers (GPT-2), whose weight is [in, out], by an nn.Linear.
 
-    Names of parameters stay.
+    Parameters keep their names.
     """
     for name, module in list(model.named_modules()):
         if type(module).__name__ == "Conv1D":
@@ -46,7 +46,7 @@ def unfold_conv1d(model: nn.Module) -> None:
 
 
 class InputSums:
-    """Add up over the inputs x of a group of layers: max |x| and mean |x| of each, [in], and the sum of x x^T."""
+    """Accumulate over the inputs x of a group of layers: max |x| and mean |x|, [in] each, and the sum of x x^T."""
 
     def __init__(self, width: int, device: torch.device, with_products: bool) -> None:
         self.with_products = with_products
@@ -57,7 +57,7 @@ class InputSums:
         self.products = torch.zeros(size, size, dtype=torch.float64, device=device)
 
     def add(self, x: Tensor) -> None:
-        """Take in [..., in]."""
+        """Add inputs x [..., in]."""
         rows = x.detach().flatten(0, -2).float()
         sizes = rows.abs()
         self.tokens += len(rows)
@@ -73,10 +73,10 @@ class InputSums:
 
 
 class CalibrationText:
-    """Carry text through a model; it waits before the block whose turn it is."""
+    """Hold text on its way through a model, at the input of the current block."""
 
     def __init__(self, model: nn.Module, samples: Sequence[Tensor]) -> None:
-        """Begin before the first block.
+        """Start at the first block.
 
         Args:
             model: in evaluation mode.
@@ -89,10 +89,10 @@ class CalibrationText:
         self.hidden = [call[0][0] for call in self.calls]
 
     def groups(self) -> list[dict[str, nn.Linear]]:
-        """Return the block's linear layers by name, those that share an input together, in the order in which they run.
+        """Return the block's linear layers by name, grouped by shared input, in the order in which they run.
 
         Raises:
-            ValueError: one does not run.
+            ValueError: a layer does not run.
         """
         block = self.blocks[self.number]
         linears = {name: module for name, module in block.named_modules() if isinstance(module, nn.Linear)}
@@ -119,7 +119,7 @@ class CalibrationText:
     def limits(
         self, layer: nn.Linear, scale: Tensor | None, quantizers: Iterable[Quantizer]
     ) -> dict[Quantizer, Limits]:
-        """Return static limits of a layer's input, divided by scale, for each quantizer: extremes over the samples."""
+        """Return static limits of a layer's input divided by `scale`, for each quantizer: extremes over the samples."""
         limits: dict[Quantizer, Limits] = {}
 
         def add(x: Tensor) -> None:
@@ -132,18 +132,18 @@ class CalibrationText:
         return limits
 
     def run_block(self) -> None:
-        """Take the text through the block, as it is now."""
+        """Run the text through the block in its current form."""
         self.hidden = list(self._run({}, self.samples))
 
     def advance(self) -> None:
-        """Go on to the next block."""
+        """Move on to the next block."""
         if self.number == 0:
-            # What later blocks get of the first one (value residual) is rounded by now, too
+            # What later blocks get from the first one (value residual) is now rounded, too
             self.calls = [self._arguments(sample) for sample in self.samples]
         self.number += 1
 
     def _run(self, hooks: dict[nn.Linear, Callable[[Tensor], None]], samples: Sequence[Tensor]) -> list[Tensor]:
-        """Return outputs of the block for the first of the samples; hooks see the inputs of layers."""
+        """Return the block's outputs for `samples`; hooks receive the inputs of layers."""
         handles = [
             layer.register_forward_pre_hook(lambda _, args, see=see: see(args[0])) for layer, see in hooks.items()
         ]
@@ -159,13 +159,13 @@ class CalibrationText:
                 handle.remove()
 
     def _arguments(self, sample: Tensor) -> list[Arguments]:
-        """Return what each block is called with for a sample; the model runs until the last one would."""
+        """Return the arguments with which each block is called for a sample; the model runs up to the last block."""
         calls: list[Arguments] = []
 
         def catch(_: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
             named = dict(named)
             hidden, *rest = arguments if arguments else (named.pop("hidden_states"),)
-            # Hidden states of later blocks are not those of rounded ones: only the first are of use
+            # Later blocks' hidden states would come from unrounded blocks: only those of the first are of use
             calls.append((hidden if not calls else hidden[:0], tuple(rest), named))
             if len(calls) == len(self.blocks):
                 raise _AllCaught

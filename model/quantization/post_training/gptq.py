@@ -1,8 +1,8 @@
-"""Round columns one after the other, so that later ones make up for the errors of earlier (GPTQ, arXiv 2210.17323).
+"""Round columns one by one, so that later ones compensate for the errors of earlier ones (GPTQ, arXiv 2210.17323).
 
-With inputs X [tokens, in] and H = X^T X, each column in turn is rounded to its grid, and what is left of the row moves
-by -(w - q) [H^-1]_j,: / [H^-1]_jj, which makes up best for the error in X W^T. The rows that this needs, of inverses
-of ever smaller H, are those of the upper Cholesky factor of the first H^-1.
+With inputs X [tokens, in] and H = X^T X, each column in turn is rounded to its grid, and the rest of the row moves by
+-(w - q) [H^-1]_j,: / [H^-1]_jj, which best compensates for the error in X W^T. The required rows, of inverses of
+successively smaller H, are those of the upper Cholesky factor of the first H^-1.
 """
 
 import torch
@@ -20,18 +20,18 @@ def gptq(
     damping: float = 0.01,
     block_size: int = 128,
 ) -> tuple[Tensor, Grid]:
-    """Round a weight so that its outputs stay.
+    """Round a weight so that its outputs change as little as possible.
 
-    Groups get their grid when their first column is reached, from what the columns are by then. With `act_order` the
-    columns of a group are far apart in time, and so all grids are those of the unchanged weight ("static groups"); so
-    are e4m3 scales, which are relative to the whole tensor.
+    Groups get their grid when their first column is reached, from the columns' current values. With `act_order` the
+    columns of a group are not consecutive, so all grids are those of the unchanged weight ("static groups"); so are
+    e4m3 scales, which are relative to the whole tensor.
 
     Args:
-        weight: [out, in], fp32 or fp64, which is the precision of all updates.
+        weight: [out, in], in fp32 or fp64, which is the precision of all updates.
         products: sum of x x^T over the inputs x of the calibration text, [in, in]. An input that is always 0 loses its
             column.
-        quantizer: of the weight.
-        act_order: by descending second moment of the inputs, not from left to right.
+        quantizer: quantizer of the weight.
+        act_order: process columns by descending second moment of the inputs, not from left to right.
         damping: added to the diagonal, as a share of the mean second moment.
         block_size: columns between two updates of all later ones.
 
@@ -48,7 +48,7 @@ def gptq(
 
     width = quantizer.group_size or columns
     is_fixed = act_order or quantizer.group_size is None or quantizer.scales == "e4m3"
-    if not is_fixed:  # a group's columns must be up to date when it is reached: it lies within one block
+    if not is_fixed:  # a group's columns must be up to date when it is reached, so it has to lie within one block
         block_size = max(width, block_size // width * width)
     scale = whole.scale.reshape(-1, columns // width)
     zero = None if whole.zero is None else whole.zero.reshape(scale.shape)
@@ -76,7 +76,7 @@ def gptq(
 
 
 def _damped(products: Tensor, damping: float) -> tuple[Tensor, Tensor]:
-    """Return H in fp64, invertible, and which inputs are always 0."""
+    """Return an invertible H in fp64, and which inputs are always 0."""
     hessian = products.double().clone()
     if not hessian.isfinite().all():
         raise ValueError("the inputs on the calibration text are not finite: the model overflows before this layer")

@@ -1,9 +1,9 @@
-"""Rotate away outlier channels before rounding, by matrices folded into the weights (QuaRot, arXiv 2404.00456).
+"""Rotate outlier channels away before rounding, with matrices folded into the weights (QuaRot, arXiv 2404.00456).
 
-The residual stream x becomes x Q with an orthogonal Q: what writes to the stream is turned, what reads from it is
-turned back, and an RMSNorm without gains commutes with Q. Gains go into the layers that follow first, and a tied head
-becomes a matrix of its own. The values of each head are turned likewise, by one R for all heads and layers, and turned
-back in o_proj. Nothing is left to do at run time: logits are the same in real arithmetic.
+The residual stream x becomes x Q with an orthogonal Q: layers that write to the stream are rotated, layers that read
+from it are rotated back, and an RMSNorm without gains commutes with Q. Before that, gains are folded into the next
+layers, and a tied head gets its own matrix. The values of each head are rotated likewise, by one R for all heads and
+layers, and rotated back in o_proj. No work is left for run time: logits are the same in real arithmetic.
 """
 
 import logging
@@ -23,7 +23,7 @@ LOG = logging.getLogger(__name__)
 
 STOCK = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "MistralForCausalLM")
 WRITERS = ("self_attn.o_proj", "mlp.down_proj")
-# Switches of ours -> the values under which the stream and the values of a head may be turned
+# Our switches -> the values that allow rotating the stream and the values of a head
 ALLOWED = {
     "block": tuple(name for name, block in BLOCKS.items() if block.rotates),
     "norm": ("rmsnorm", "single_scale_rmsnorm"),
@@ -33,10 +33,10 @@ ALLOWED = {
 
 
 def check_rotation(model: nn.Module) -> None:
-    """Refuse models whose stream cannot be turned.
+    """Refuse models whose stream cannot be rotated.
 
     Raises:
-        ValueError: says what is in the way.
+        ValueError: says what prevents it.
     """
     if isinstance(model, CausalLM):
         for key, allowed in ALLOWED.items():
@@ -50,13 +50,13 @@ def check_rotation(model: nn.Module) -> None:
 
 @torch.no_grad()
 def rotate(model: nn.Module, seed: int = 0) -> None:
-    """Turn the stream and the values of each head by random Hadamard matrices, in place.
+    """Rotate the stream and the values of each head by random Hadamard matrices, in place.
 
-    A width without one (`hadamard`) is turned by a random orthogonal matrix instead, with a warning.
+    A width for which `hadamard` has none is rotated by a random orthogonal matrix instead, with a warning.
 
     Args:
         model: a pre-norm CausalLM with RMSNorm, or a stock Llama, Qwen2, Qwen3 or Mistral.
-        seed: of the signs.
+        seed: seed of the signs.
 
     Raises:
         ValueError: the model is of another kind.
@@ -84,7 +84,7 @@ def rotate(model: nn.Module, seed: int = 0) -> None:
 
 
 def random_rotation(size: int, generator: torch.Generator) -> Tensor:
-    """Return an orthogonal matrix [size, size] in fp64: a Hadamard matrix with random signs, or by QR."""
+    """Return an orthogonal matrix [size, size] in fp64: a Hadamard matrix with random signs, or one from QR."""
     matrix = hadamard(size)
     if matrix is not None:
         signs = torch.randint(2, (size,), generator=generator).double() * 2 - 1
@@ -94,13 +94,13 @@ def random_rotation(size: int, generator: torch.Generator) -> Tensor:
     return cast(Tensor, turn)
 
 
-@cache  # a sweep of recipes turns many models of one size
+@cache  # a sweep of recipes rotates many models of one size
 def _warn_of_size(size: int) -> None:
     LOG.warning(f"no Hadamard matrix of size {size} is known here: a random rotation takes its place")
 
 
 def hadamard(size: int) -> Tensor | None:
-    """Return a matrix of 1 and -1 with orthogonal rows, fp64; None where doubling and Paley's construction have none.
+    """Return a fp64 matrix of 1 and -1 with orthogonal rows, or None if doubling and Paley's construction give none.
 
     Sizes are 2^k, and 2^k (q + 1) for a prime q with q mod 4 = 3: 12 2^k, 20 2^k, 44 2^k, ...
     """
@@ -127,7 +127,7 @@ def _paley(prime: int) -> Tensor:
 
 
 def _untie(model: nn.Module) -> None:
-    """Give the head a matrix of its own."""
+    """Give the head its own matrix."""
     embedding, head = model.get_parameter("model.embed_tokens.weight"), model.get_submodule("lm_head")
     if head.weight is embedding:
         head.weight = nn.Parameter(embedding.detach().clone(), embedding.requires_grad)
@@ -139,7 +139,7 @@ def _untie(model: nn.Module) -> None:
 
 
 def _fold_gains(model: nn.Module) -> None:
-    """Move the gains of norms over the stream into the layers that read them. One gain for all channels may stay."""
+    """Fold the gains of norms over the stream into the layers that read them. Single-scale gains may stay."""
     for block in decoder_blocks(model)[1]:
         parallel = getattr(block, "post_attention_layernorm", None) is None
         _fold_gain(block.get_submodule("input_layernorm"), _readers(block, attention=True, mlp=parallel))
@@ -167,7 +167,7 @@ def _readers(block: nn.Module, attention: bool, mlp: bool) -> Iterator[nn.Linear
 
 
 def _mixes_linearly(model: nn.Module) -> bool:
-    """Return whether nothing happens to the values between v_proj and o_proj but sums over positions."""
+    """Return whether values are only summed over positions between v_proj and o_proj."""
     return not isinstance(model, CausalLM) or model.config.attention_gate != "elementwise"
 
 
@@ -179,7 +179,7 @@ def _head_size(model: nn.Module) -> int:
 
 
 def _turn_output(linear: nn.Linear, turn: Tensor) -> None:
-    """Turn what a layer returns, in pieces of the size of the turn."""
+    """Rotate a layer's output, in pieces of the size of the rotation."""
     size = len(turn)
     _set(linear.weight, (turn.T @ linear.weight.double().unflatten(0, (-1, size))).flatten(0, 1))
     if linear.bias is not None:

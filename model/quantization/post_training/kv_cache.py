@@ -1,4 +1,4 @@
-"""Round keys and values in a trained model: ours by `as_stored`, a Hugging Face model's by the cache it is given."""
+"""Round keys and values in a trained model: ours with `as_stored`, a Hugging Face model's with a rounding cache."""
 
 from typing import Any
 
@@ -12,10 +12,10 @@ from plumbline.model.quantization.quantizer import Quantizer
 
 
 def check_kv_cache(model: nn.Module, *quantizers: Quantizer | None) -> None:
-    """Refuse models whose keys and values cannot be rounded, or not by these quantizers.
+    """Refuse models whose keys and values cannot be rounded by these quantizers.
 
     Raises:
-        ValueError: says which.
+        ValueError: says why.
     """
     if isinstance(model, CausalLM):
         if not attention_kind(model.config).rounds_stored:
@@ -33,7 +33,7 @@ def check_kv_cache(model: nn.Module, *quantizers: Quantizer | None) -> None:
 
 
 def _head_width(model: nn.Module) -> int | None:
-    """Return the width of keys and values; None where a model of transformers has another one for each."""
+    """Return the width of keys and values, or None if they differ in a transformers model."""
     config: Any = model.config if isinstance(model, CausalLM) else model.config.get_text_config()  # type: ignore[operator, union-attr]
     if hasattr(config, "v_head_dim"):
         return None
@@ -42,14 +42,14 @@ def _head_width(model: nn.Module) -> int | None:
 
 
 def round_kv_cache(model: nn.Module, keys: Quantizer | None, values: Quantizer | None) -> None:
-    """Make a model attend to keys and values as a cache would hold them, in place.
+    """Make a model attend to rounded keys and values, as a cache would hold them, in place.
 
-    A model of transformers gets a cache that rounds what enters it whenever its caller gives none; `generate`, which
-    brings its own, is not served.
+    A transformers model gets a rounding cache whenever its caller passes none; `generate`, which passes its own, is not
+    affected.
 
     Args:
         model: a CausalLM, or a causal language model of transformers.
-        keys: how keys are rounded, after QK-norm and rotary embedding; None: as the model was trained.
+        keys: how keys are rounded, after QK-norm and rotary embedding; None keeps them as the model was trained.
         values: how values are rounded, likewise.
     """
     check_kv_cache(model)
@@ -66,7 +66,7 @@ def round_kv_cache(model: nn.Module, keys: Quantizer | None, values: Quantizer |
     ) -> tuple[Any, dict[str, Any]] | None:
         if any(
             kwargs.get(name) is not None for name in ("past_key_values", "cache")
-        ):  # before transformers 5.24, since
+        ):  # names before and since transformers 5.24
             return None
         return args, {**kwargs, "past_key_values": _rounding_cache(module.config, stored), "use_cache": True}
 
@@ -74,11 +74,11 @@ def round_kv_cache(model: nn.Module, keys: Quantizer | None, values: Quantizer |
 
 
 def _rounding_cache(config: Any, stored: StoredRounded) -> Any:
-    """Return a cache of transformers, for one model's layers, that rounds what enters it."""
-    from transformers import DynamicCache  # an optional guest of this room, and slow to load
+    """Return a transformers cache for one model's layers that rounds its entries."""
+    from transformers import DynamicCache  # an optional dependency, and slow to load
 
     class RoundingCache(DynamicCache):  # type: ignore[misc]
-        """Round keys and values [B, heads, tokens, head_dim] as they enter."""
+        """Round keys and values [B, heads, tokens, head_dim] when they are added."""
 
         def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
             """Return all keys and values of the layer so far."""

@@ -1,4 +1,4 @@
-"""Define what every method of rounding weights states about itself, and the plain one: to the nearest value."""
+"""Define the interface of weight-rounding methods, and the plain method: rounding to nearest."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,15 +10,15 @@ from plumbline.model.quantization.quantizer import Grid, Quantizer
 
 
 class MethodSettings(Protocol):
-    """Hold what a recipe says to its method."""
+    """Define the settings that a recipe passes to its method."""
 
     @property
     def act_order(self) -> bool:
-        """Return whether columns with the largest inputs come first."""
+        """Return whether columns with the largest inputs are processed first."""
 
     @property
     def damping(self) -> float:
-        """Return what is added to the diagonal of the Hessian, as a share of its mean."""
+        """Return the damping of the Hessian's diagonal, as a share of its mean."""
 
     @property
     def block_size(self) -> int:
@@ -31,21 +31,21 @@ InputScale = Callable[[Sequence[Tensor], Quantizer, Tensor, Tensor], Tensor | No
 
 @dataclass(frozen=True)
 class Method:
-    """State how weights are rounded, and what that takes.
+    """State how weights are rounded and what that needs.
 
     Each method is one file of this folder and one line of `METHODS` (recipes.py).
     """
 
     round: Round
     """Rounds a weight [out, in], given the sum of x x^T over its inputs x, [in, in] (None if it needs no text), its
-    quantizer and the recipe; returns values and the grid that they lie on."""
+    quantizer and the recipe; returns the values and their grid."""
     needs_text: bool = False
-    """Whether it needs calibration text, for the products of inputs."""
+    """Whether it needs calibration text for the products of inputs."""
     orders_columns: bool = False
-    """Whether act_order means anything to it."""
+    """Whether it supports act_order."""
     input_scale: InputScale | None = None
-    """Chooses what to divide the inputs by, [in], from the weights that share them, their quantizer, mean |x| and the
-    products; None: it leaves them."""
+    """Chooses the divisor of the inputs, [in], from the weights that share them, their quantizer, mean |x| and the
+    products; None leaves inputs unchanged."""
 
 
 def on_grid(weight: Tensor, grid: Grid, quantizer: Quantizer) -> tuple[Tensor, Grid]:

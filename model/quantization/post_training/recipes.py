@@ -1,7 +1,6 @@
-"""Define recipes of post-training quantization: what is rounded to which grid, and how the rounding is chosen.
+"""Define recipes of post-training quantization: what is rounded to which grid, and by which method.
 
-A recipe has a name that says what it does, such as gptq-w4-g128-actorder or w8a8-static-smooth0.5 (`RULE`), or is given
-in full.
+A recipe is given by a systematic name, such as gptq-w4-g128-actorder or w8a8-static-smooth0.5 (`RULE`), or in full.
 """
 
 import difflib
@@ -49,17 +48,17 @@ class Recipe(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_
     """Describe one way to quantize a trained model: the linear layers of its blocks, and its keys and values."""
 
     name: str
-    """What reports call it."""
+    """Name in reports."""
     method: str = "rtn"
-    """How weights are rounded, one of METHODS: to the nearest value, with what is left of the error spread over later
-    columns (arXiv 2210.17323), or to the nearest after a search for input scales and ranges (arXiv 2306.00978)."""
+    """How weights are rounded, one of METHODS: to nearest, with the error compensated in later columns (arXiv
+    2210.17323), or to nearest after a search for input scales and ranges (arXiv 2306.00978)."""
     weights: Quantizer | None = None
     """Weights of the linear layers."""
     activations: Quantizer | None = None
     """Inputs of the linear layers."""
     static: bool = False
-    """The limits of the inputs are those of the calibration text: the least and the largest over its batches of what
-    the quantizer's range says, all values or a percentile. False: those of each input."""
+    """Whether the limits of the inputs are fixed by the calibration text: the extremes over its batches of the
+    quantizer's range, all values or a percentile. False: found for each input."""
     inputs: dict[str, Quantizer] = Field(default_factory=dict)
     """Exceptions from `activations`: end of a layer's name -> quantizer of its input."""
     keys: Quantizer | None = None
@@ -67,15 +66,16 @@ class Recipe(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_
     values: Quantizer | None = None
     """Values, as a cache stores them."""
     smooth: float | None = Field(default=None, ge=0.0, le=1.0)
-    """SmoothQuant's alpha (arXiv 2211.10438): how much of the inputs' range moves into the weights. None: nothing."""
+    """SmoothQuant's alpha (arXiv 2211.10438): how much of the inputs' range moves into the weights. None: none of
+    it."""
     rotate: bool = False
-    """Turn the residual stream and the values of each head by a Hadamard matrix first (arXiv 2404.00456)."""
+    """First rotate the residual stream and the values of each head by a Hadamard matrix (arXiv 2404.00456)."""
     act_order: bool = False
-    """gptq: columns with the largest inputs first; groups have the grids of the unchanged weight."""
+    """gptq: process columns with the largest inputs first; groups have the grids of the unchanged weight."""
     damping: PositiveFloat = 0.01
     """gptq: added to the diagonal of the Hessian, as a share of its mean."""
     block_size: PositiveInt = 128
-    """gptq: columns between two updates of all later ones; it changes the speed only."""
+    """gptq: columns between two updates of all later ones; it only affects speed."""
 
     @field_validator("weights", "activations", "keys", "values")
     @classmethod
@@ -123,7 +123,7 @@ class Recipe(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_
 
     @property
     def rounding(self) -> Method:
-        """Return what the method states about itself."""
+        """Return the method."""
         return METHODS[self.method]
 
     @property
@@ -132,16 +132,16 @@ class Recipe(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_
         return any(each is not None for each in (self.weights, self.activations, self.smooth)) or bool(self.inputs)
 
     def input_quantizer(self, name: str) -> Quantizer | None:
-        """Return the quantizer of the input of the layer of this name, or None."""
+        """Return the quantizer for the input of a layer, or None."""
         exception = next((each for end, each in self.inputs.items() if name.endswith(end)), None)
         return exception or self.activations
 
 
 def named_recipe(name: str) -> Recipe:
-    """Return the recipe of a name.
+    """Return the recipe with this name.
 
     Raises:
-        ValueError: the name follows no rule; the message has the rule and names that are near.
+        ValueError: the name does not follow the rule; the message has the rule and similar names.
     """
     stem = name.removesuffix("-hadamard")
     kinds = (
@@ -170,7 +170,7 @@ def named_recipe(name: str) -> Recipe:
 
 
 def recipes(wanted: Sequence[str | Mapping[str, Any]]) -> tuple[Recipe, ...]:
-    """Return the recipes of names, of sets of names (`SETS`) and of settings in full, each once, in the order given.
+    """Return the recipes given by names, sets of names (`SETS`) or full settings, without duplicates, in order.
 
     Raises:
         ValueError: there is no such recipe, its settings contradict each other, or two recipes share a name.
@@ -188,7 +188,7 @@ def recipes(wanted: Sequence[str | Mapping[str, Any]]) -> tuple[Recipe, ...]:
 
 
 def _flag(options: list[str], word: str) -> bool:
-    """Return whether the word is among the options, and take it out."""
+    """Remove the word from the options, and return whether it was there."""
     if word not in options:
         return False
     options.remove(word)
@@ -196,7 +196,7 @@ def _flag(options: list[str], word: str) -> bool:
 
 
 def _number(options: list[str], letters: str) -> str | None:
-    """Return the number after the letters, if an option is made so, and take the option out."""
+    """Remove the option made of these letters and a number, if any, and return the number."""
     for option in options:
         if match := re.fullmatch(letters + r"(\d+(?:\.\d+)?)", option):
             options.remove(option)
@@ -205,13 +205,13 @@ def _number(options: list[str], letters: str) -> str | None:
 
 
 def _grouped(options: list[str]) -> dict[str, Any]:
-    """Return the granularity by groups, if the options ask for it."""
+    """Return settings for group granularity, if the options ask for it."""
     size = _number(options, "g")
     return {} if size is None else {"granularity": "group", "group_size": int(size)}
 
 
 def _symmetry(options: list[str]) -> dict[str, Any]:
-    """Return settings with zero points, if the options ask for them; else symmetric, with all codes in use."""
+    """Return settings with zero points if the options ask for them, else symmetric ones that use all codes."""
     asymmetric = _flag(options, "asym")
     return {"symmetric": not asymmetric, "full_range": not asymmetric}
 
@@ -233,7 +233,7 @@ def _weights_and_inputs(parts: dict[str, str], options: list[str]) -> dict[str, 
     static = not groups and _flag(options, "static")
     dynamic = not groups and not static and _flag(options, "dynamic")
     kinds = {"granularity": "tensor"} if static or dynamic else {"granularity": "token"}
-    if not (groups or static or dynamic):  # at most one of the four; what is left over is refused
+    if not (groups or static or dynamic):  # at most one of the four; leftover options are refused
         _flag(options, "token")
     percentile = _number(options, "p")
     inputs: dict[str, Any] = {**_symmetry(options), **(groups or kinds)}

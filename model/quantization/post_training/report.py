@@ -1,4 +1,4 @@
-"""Measure what rounding does to a linear layer: to its weight, to its output, and how hard its input is to round."""
+"""Measure the rounding of a linear layer: errors of its weight and output, and how hard its input is to round."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +17,7 @@ TINY = torch.finfo(torch.float64).tiny
 class LayerReport:
     """Hold measurements of one rounded layer; those of inputs and outputs are None without calibration text.
 
-    Inputs are what is rounded: divided by the input scale, if the layer has one.
+    Inputs are measured as they are rounded: divided by the input scale, if the layer has one.
     """
 
     name: str
@@ -25,11 +25,12 @@ class LayerReport:
     shape: tuple[int, int]
     """Shape of its weight, [out, in]."""
     stored_bits: float
-    """Bits for each weight, its share of scales and zero points included."""
+    """Bits per weight, including its share of scales and zero points."""
     weight_error: float
     """|rounded - weight| / |weight|, in Frobenius norms."""
     output_sqnr: float | None
-    """Signal to noise of the output against the layer unrounded on the same input, in dB; infinite without noise."""
+    """Signal-to-noise ratio of the output relative to the unrounded layer on the same input, in dB; infinite without
+    noise."""
     input_kurtosis_channels: float | None
     """mean(s^4) / mean(s^2)^2 of the RMS s of each channel over all tokens, uncentred, from 1 to in (arXiv
     2405.19279)."""
@@ -43,7 +44,7 @@ class LayerReport:
 
 
 class Observer:
-    """Watch a rounded layer, [B, T, in] -> [B, T, out], beside the layer that it replaces."""
+    """Compare a rounded layer, [B, T, in] -> [B, T, out], with the layer that it replaces, as it runs."""
 
     def __init__(self, original: nn.Linear, rounded: QuantizedLinear) -> None:
         self.original, self.rounded = original, rounded
@@ -64,7 +65,7 @@ class Observer:
         self.largest = max(self.largest, float(x.abs().amax()))
 
     def report(self, name: str, weights: Quantizer | None) -> LayerReport:
-        """Report what was seen, and stop watching; `weights` is what the weight was rounded by."""
+        """Return the report and remove the hook; `weights` is the quantizer that rounded the weight."""
         self.handle.remove()
         before, after = self.original.weight.float(), self.rounded.weight.float()
         after = after if self.rounded.input_scale is None else after / self.rounded.input_scale

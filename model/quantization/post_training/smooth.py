@@ -2,8 +2,8 @@
 
     x W^T = (x / s) (W s)^T      s_j = max|x_j|^alpha / max|W_:,j|^(1 - alpha)
 
-A layer divides its own input, which is exact whatever comes before it. Where that is a norm with a gain that nothing
-else reads, `fold_input_scales` moves the division there, and what remains is a plain model.
+A layer divides its own input, which is exact whatever precedes it. If that is a norm whose output nothing else reads,
+`fold_input_scales` moves the division into its gains, which leaves a plain model.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from plumbline.model.quantization.layers import QuantizedLinear
 from plumbline.model.quantization.post_training.calibration import decoder_blocks
 
-# Norms that end in "times weight, plus bias": not those of the Gemma classes, which multiply by 1 + weight
+# Norms of the form "times weight, plus bias"; not those of the Gemma classes, which multiply by 1 + weight
 NORMS = ("RMSNorm", "LayerNorm", "LlamaRMSNorm", "Qwen2RMSNorm", "Qwen3RMSNorm", "MistralRMSNorm", "GraniteRMSNorm")
 ATTENTION = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.g_proj")
 PRUNING = ("self_attn.ask_proj", "self_attn.offer_proj")
@@ -24,15 +24,15 @@ GPT2: dict[str, tuple[str, ...]] = {"ln_1": ("attn.c_attn",), "ln_2": ("mlp.c_fc
 
 
 def smooth_scale(weights: Sequence[Tensor], largest: Tensor, alpha: float) -> Tensor:
-    """Return what to divide the inputs of layers by, and multiply their columns by, [in].
+    """Return the scale [in] that divides the inputs of layers and multiplies their columns.
 
     Args:
-        weights: of the layers that share the input, [out, in] each.
+        weights: weights of the layers that share the input, [out, in] each.
         largest: max |x| of each input on the calibration text, [in].
-        alpha: share of the inputs' range that moves; 0 evens out the columns of the weights, 1 the inputs.
+        alpha: share of the inputs' range that moves; 0 equalises the columns of the weights, 1 the inputs.
     """
     columns = torch.stack([weight.abs().amax(0) for weight in weights]).amax(0).float()
-    used = (largest > 0) & (columns > 0)  # an input that is always 0 says nothing of its size on other text
+    used = (largest > 0) & (columns > 0)  # an input that is always 0 does not tell its size on other text
     return torch.where(used, largest.float() ** alpha / columns.clamp_min(1e-30) ** (1 - alpha), 1.0)
 
 
@@ -40,8 +40,8 @@ def smooth_scale(weights: Sequence[Tensor], largest: Tensor, alpha: float) -> Te
 def fold_input_scales(model: nn.Module) -> list[str]:
     """Divide the gains of norms by the input scales of the layers that read them, in place.
 
-    Only in blocks known to feed a norm to nothing but linear layers: pre-norm ones, ours and those of Llama and its
-    kin, in parallel or not, and GPT-2's.
+    This is limited to blocks in which norms are known to feed only linear layers: pre-norm blocks of ours, parallel or
+    not, of Llama and similar classes, and GPT-2's.
 
     Returns:
         Names of the layers that still divide their input: those after a nonlinearity or after attention, and all in
@@ -68,7 +68,7 @@ def fold_input_scales(model: nn.Module) -> list[str]:
 
 
 def _norms_and_readers(block: nn.Module) -> dict[str, tuple[str, ...]]:
-    """Return the norms of a block that only linear layers read, each with these layers."""
+    """Return the norms of a block that feed only linear layers, each with these layers."""
     linears = {name for name, module in block.named_modules() if isinstance(module, nn.Linear)}
     norms = {name for name, _ in block.named_children() if name.startswith("ln_") or name.endswith("norm")}
     if norms == GPT2.keys() and linears == {"attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"}:
