@@ -90,7 +90,7 @@ class LatentLookaheadConfig(ObjectiveSettings):
         return LatentLookahead(self, model, seed)
 
     def problems(self, model: ModelConfig, length: int, text: str | None) -> Iterator[str]:
-        """Also yield problems with anchors and masks; see `ObjectiveSettings`."""
+        """Yield problems with anchors and masks, too; see `ObjectiveSettings`."""
         yield from super().problems(model, length, text)
         yield from text_anchor_problems(self.anchor_policy, text)
         reason = refusal(model) if self.masks == "blocks" else None

@@ -39,7 +39,7 @@ class NextTokenConfig(ObjectiveSettings):
         return NextToken(self)
 
     def problems(self, model: ModelConfig, length: int, text: str | None) -> Iterator[str]:
-        """Also yield a problem if there is a price on context but no layer drops any; see `ObjectiveSettings`."""
+        """Yield a problem, too, if there is a price on context but no layer drops any; see `ObjectiveSettings`."""
         yield from super().problems(model, length, text)
         if self.pruning_weight and not issubclass(attention_kind(model), PrunedAttention):
             yield (

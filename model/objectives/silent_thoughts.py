@@ -39,7 +39,7 @@ class SilentThoughtsConfig(ObjectiveSettings):
         return SilentThoughts(self, model, seed)
 
     def problems(self, model: ModelConfig, length: int, text: str | None) -> Iterator[str]:
-        """Also yield problems with anchors; see `ObjectiveSettings`."""
+        """Yield problems with anchors, too; see `ObjectiveSettings`."""
         yield from super().problems(model, length, text)
         yield from text_anchor_problems(self.anchor_policy, text)
 

@@ -1,1 +1,1 @@
-"""Make steps of a run again: to check what it wrote, and to find the samples that did something to it."""
+"""Recompute steps of a run, to check what it wrote and to find the samples that caused a spike."""

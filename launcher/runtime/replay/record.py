@@ -1,4 +1,4 @@
-"""Read what a run wrote of itself, and say where it contradicts itself: nothing is computed again."""
+"""Read what a run wrote, and find contradictions in it without recomputing anything."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -22,7 +22,7 @@ METRICS = "metrics.jsonl"
 
 @dataclass(frozen=True, order=True)
 class Difference:
-    """Say in what a run is not what it wrote."""
+    """Describe a difference between a run and what it wrote."""
 
     step: int
     quantity: str
@@ -30,7 +30,7 @@ class Difference:
     text: str
 
     def __str__(self) -> str:
-        """Return it in words."""
+        """Describe the difference in words."""
         return f"{self.step}: {self.quantity}: {self.text}"
 
 
@@ -43,31 +43,31 @@ class RunRecord:
     logged: dict[int, dict[str, float]]
     """Step -> the numbers of its line in metrics.jsonl."""
     starts: list[Start]
-    """In their order, and between them each return to an earlier step as another one."""
+    """In order, with each return to an earlier step counted as another start."""
     checkpoints: list[Path]
     """Those on disk, by step."""
     skipped: SkippedData
     """Data that the run leaves out."""
     damaged: dict[int, str]
-    """Step of a checkpoint whose files are not those of its manifest -> what is wrong."""
+    """Step of a checkpoint whose files do not match its manifest -> what is wrong."""
 
     def start_of(self, step: int) -> Start | None:
-        """Return the start that made a step; None where nobody wrote it down."""
+        """Return the start that made a step, or None if it was not recorded."""
         return next((start for start in reversed(self.starts) if start.step < step), None)
 
     def ranks_at(self, step: int) -> int | None:
-        """Return how many ranks made a step; None where nobody wrote it down."""
+        """Return how many ranks made a step, or None if it was not recorded."""
         start = self.start_of(step)
         return None if start is None else start.ranks
 
     def written(self, step: int) -> Step | None:
-        """Return what a step reported, by the chain, or else by metrics.jsonl, which has no digest; None: neither."""
+        """Return what a step reported according to the chain, else metrics.jsonl (which has no digest), or None."""
         logged = self.logged.get(step)
         return self.chain.steps.get(step) or (None if logged is None else Step(step, "", **logged))
 
     @property
     def whole(self) -> list[Path]:
-        """Return the checkpoints whose files are those of their manifests, by step."""
+        """Return the checkpoints whose files match their manifests, by step."""
         return [folder for folder in self.checkpoints if step_of(folder) not in self.damaged]
 
     @property
@@ -76,10 +76,10 @@ class RunRecord:
         return load_config(self.folder / "config.yaml", [])
 
     def config_of(self, step: int) -> Config | None:
-        """Return the configuration that made a step; None where it is not kept.
+        """Return the configuration that made a step, or None if it was not kept.
 
-        Starts of before did not write theirs down: then it is that of the run folder, or of a checkpoint, if none of
-        the starts between changed what is trained.
+        Older versions did not record it at each start: then it is taken from the run folder or a checkpoint, if no
+        start in between changed what is trained.
         """
         start = self.start_of(step)
         if start is not None and start.config is not None:
@@ -93,7 +93,7 @@ class RunRecord:
         return None
 
     def trained_alike(self, first: int, last: int) -> int:
-        """Return the last step, up to `last`, before which no start has changed what is trained since `first` + 1."""
+        """Return the last step, up to `last`, such that no start since step `first` + 1 has changed what is trained."""
         made = self.start_of(first + 1)
         for step in sorted({start.step for start in self.starts if first < start.step < last}):
             its = self.start_of(step + 1)
@@ -103,14 +103,14 @@ class RunRecord:
 
 
 def read_record(folder: Path, contents: bool = False) -> RunRecord:
-    """Read what a run wrote, and look whether its checkpoints are whole.
+    """Read what a run wrote, and check whether its checkpoints are whole.
 
     Args:
-        folder: of the run.
-        contents: compare the files of checkpoints with their checksums, which takes as long as reading them.
+        folder: the run folder.
+        contents: compare the files of checkpoints with their checksums, which reads them completely.
 
     Raises:
-        ValueError: the folder is no run, or of a version that kept no chain; a file is damaged.
+        ValueError: the folder is not a run, or from a version without a chain, or a file is damaged.
     """
     if not (folder / CHAIN).is_file():
         raise ValueError(
@@ -131,9 +131,9 @@ def read_record(folder: Path, contents: bool = False) -> RunRecord:
 
 
 def _in_time(starts: Iterable[Start], returns: Iterable[Intervention], folder: Path) -> list[Start]:
-    """Return all starts, and each return to an earlier step as a start of those ranks that went back."""
+    """Return all starts, with each return to an earlier step as a start of the ranks that went back."""
     starts = list(starts)
-    # Starts stay in the order of their lines, also where the clock of one host is ahead of that of a later one
+    # Starts stay in the order of their lines, even if one host's clock is ahead of a later one's
     latest = [*accumulate((start.time for start in reversed(starts)), min)]
     moments: list[tuple[datetime, Start | Intervention]] = list(zip(reversed(latest), starts, strict=True))
     moments += [(as_moment(made.time, str(folder / INTERVENTIONS)), made) for made in returns]
@@ -141,7 +141,7 @@ def _in_time(starts: Iterable[Start], returns: Iterable[Intervention], folder: P
     for _, event in sorted(moments, key=lambda moment: moment[0]):
         if isinstance(event, Start):
             found.append(event)
-        elif found:  # what was copied from another run is from before the first start of this one
+        elif found:  # entries copied from another run are older than the first start of this one
             found.append(replace(found[-1], step=event.back_to))
     return found
 
@@ -178,10 +178,10 @@ def _of_checkpoints(record: RunRecord) -> Iterator[Difference]:
         elif step in chain.checkpoints:
             if manifest_hash(folder / MANIFEST) != chain.checkpoints[step]:
                 yield Difference(step, "checkpoint", f"{folder / MANIFEST} is not the one that {CHAIN} names")
-        elif step >= first and folder != record.checkpoints[-1]:  # the newest is noted when training saves again
+        elif step >= first and folder != record.checkpoints[-1]:  # the newest is recorded at the next save
             yield Difference(step, "checkpoint", f"{CHAIN} does not name {folder}")
 
 
 def same(one: float, other: float) -> bool:
-    """Return whether two numbers are the same to the last bit, or both none."""
+    """Return whether two numbers are bitwise equal, or both nan."""
     return one == other or (math.isnan(one) and math.isnan(other))

@@ -1,4 +1,4 @@
-"""Find which of some samples cause a spike, by halving: adaptive group testing, of which only the results are real."""
+"""Find the samples that cause a spike by repeated halving (adaptive group testing)."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -8,33 +8,33 @@ from statistics import median
 from plumbline.launcher.runtime.system.outliers import usual_range
 
 AROUND = 32
-"""Steps before a step, and behind it, of which it is compared with the usual."""
+"""Steps before and after a step with which it is compared."""
 DEVIATIONS = 6.0
-"""Robust standard deviations above the median that are a spike."""
+"""Robust standard deviations above the median at which a value is a spike."""
 AT_LEAST = 0.1
-"""Share of the median that a spike is above it at least: some runs hardly scatter."""
+"""Least excess of a spike over the median, as a share of it, since some runs hardly scatter."""
 MOST = 16
-"""Causes that are looked for: where more are needed, the batch as a whole is unusual."""
+"""Most causes to look for: if more are needed, the batch as a whole is unusual."""
 
 
 @dataclass(frozen=True)
 class Usual:
-    """Say what a number is in the steps around."""
+    """Describe the usual range of a number in the surrounding steps."""
 
     median: float
     limit: float
-    """What is above is a spike."""
+    """Values above are spikes."""
 
     def has(self, value: float) -> bool:
-        """Return whether a value is no spike; what is not finite is one."""
+        """Return whether a value is not a spike; values that are not finite are spikes."""
         return value <= self.limit
 
 
 def usual(values: Sequence[float]) -> Usual:
-    """Return what is usual among some values: their median, and above it six robust standard deviations.
+    """Return the usual range of some values: up to six robust standard deviations above their median.
 
     Raises:
-        ValueError: there are fewer than four that are finite.
+        ValueError: fewer than four are finite.
     """
     finite = [value for value in values if math.isfinite(value)]
     if len(finite) < 4:
@@ -46,13 +46,13 @@ def usual(values: Sequence[float]) -> Usual:
 
 @dataclass(frozen=True)
 class Found:
-    """Say what came of a search."""
+    """Hold the result of a search."""
 
     causes: list[int]
     explained: bool
-    """Whether the step without them is usual."""
+    """Whether the step is usual without them."""
     tests: int
-    """How often something was measured."""
+    """Number of measurements."""
 
 
 def search(
@@ -64,20 +64,20 @@ def search(
 ) -> Found:
     """Find the samples without which a step is usual.
 
-    Each takes ceil(log2(samples)) + 2 measurements at most, of which the last one is of the step without it:
+    Each takes at most ceil(log2(samples)) + 2 measurements, the last of the step without it:
 
         while the step without those that were found is a spike:
             halve what is left, going on with the half that carries a spike, down to one sample
 
     Args:
         samples: all samples of the step.
-        spike: the value of the step on all of them.
-        value: measures the step on some samples, without the others.
-        carries: measures whether some samples carry a spike, by their share of the step.
-        ok: what is usual.
+        spike: the value of the step with all of them.
+        value: measures the step with only some samples.
+        carries: measures whether some samples cause a spike, given their share of the step.
+        ok: the usual range.
     """
     rest, causes, tests, before = list(samples), list[int](), 0, spike
-    spared = False  # whether there are samples that do not carry it
+    spared = False  # whether some samples do not cause it
     while not ok.has(before) and len(rest) > 1 and len(causes) < MOST:
         part, is_known = rest, False
         while len(part) > 1:
@@ -86,17 +86,17 @@ def search(
             spared |= not is_known
             part = half if is_known else part[len(part) // 2 :]
             tests += 1
-        if not is_known:  # it was reached because the others do not
+        if not is_known:  # it is left because the others do not cause it
             tests += 1
             if not carries(part):
                 break
         rest = [sample for sample in rest if sample != part[0]]
         after = value(rest)
         tests += 1
-        if math.isfinite(before) and after >= before:  # it changes nothing: broken weights make a spike of any sample
+        if math.isfinite(before) and after >= before:  # no change: broken weights spike on any sample
             break
         causes.append(part[0])
         before = after
-    if not math.isfinite(before) and not spared:  # each sample that was looked at makes it, as by broken weights
+    if not math.isfinite(before) and not spared:  # every sample tested causes it, as with broken weights
         causes = []
     return Found(causes, ok.has(before), tests)

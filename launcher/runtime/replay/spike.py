@@ -1,4 +1,4 @@
-"""Say which samples of a step made its spike, and prove it by the same steps without them."""
+"""Find the samples that caused a step's spike, and prove it by repeating the steps without them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,12 +16,12 @@ from plumbline.launcher.runtime.system.world import World
 from plumbline.model.objectives.objective import Batch
 
 AFTER = 8
-"""Steps behind the spike that are made without its causes."""
+"""Steps after the spike to repeat without its causes."""
 
 
 @dataclass(frozen=True)
 class Standing:
-    """Say how a number of a step stands among those of the steps around."""
+    """Compare a number of a step with those of the surrounding steps."""
 
     quantity: str
     """grad_norm or loss."""
@@ -30,18 +30,18 @@ class Standing:
 
     @property
     def is_spike(self) -> bool:
-        """Return whether it is out of the usual range."""
+        """Return whether it is outside the usual range."""
         return not self.usual.has(self.value)
 
     def carries(self, part: Step, share: float) -> bool:
-        """Return whether some samples carry a spike.
+        """Return whether some samples cause a spike.
 
-        What a mean over all labels owes to these samples is their own mean times their share of the labels: a half of
-        an ordinary batch has a gradient that is shorter, by this measure, than that of an ordinary batch.
+        The samples' contribution to a mean over all labels is their own mean times their share of the labels. By this
+        measure, half of an ordinary batch has a shorter gradient than the whole.
 
         Args:
-            part: the step on these samples alone.
-            share: of all labels of the step, how many are theirs.
+            part: the step with only these samples.
+            share: their share of all labels of the step.
         """
         if self.quantity == "grad_norm":
             return not part.grad_norm * share <= self.usual.median
@@ -50,23 +50,23 @@ class Standing:
 
 @dataclass(frozen=True)
 class Explanation:
-    """Say which samples made a spike."""
+    """Explain which samples caused a spike."""
 
     window: Window
-    """The steps that were made again ahead of it."""
+    """The steps that were recomputed before it."""
     tolerance: float | None
     difference: Difference | None
-    """The first of these steps, or the step itself, that is not as the run wrote it."""
+    """The first difference from what the run wrote, in these steps or the step itself."""
     found: Found
     proof: list[Step]
-    """The step and those behind it without the causes."""
+    """The step and those after it, without the causes."""
 
 
 def standings(record: RunRecord, step: int) -> list[Standing]:
-    """Return how gradient norm and loss of a step stand among those of the steps around.
+    """Compare the gradient norm and loss of a step with those of the surrounding steps.
 
     Raises:
-        ValueError: the step was not written down, or too few around it.
+        ValueError: the step, or enough steps around it, were not recorded.
     """
     its = record.written(step)
     if its is None:
@@ -83,7 +83,7 @@ def standings(record: RunRecord, step: int) -> list[Standing]:
 
 
 def explain(record: RunRecord, spike: Standing, step: int, world: World) -> Explanation:
-    """Find the causes of a spike, and make the steps again without them. Collective.
+    """Find the causes of a spike, and repeat the steps without them. Collective.
 
     Raises:
         ValueError: the checkpoint before cannot be used.
@@ -99,19 +99,19 @@ def explain(record: RunRecord, spike: Standing, step: int, world: World) -> Expl
     labels = _labels(batches, world)
 
     def make(samples: Sequence[int]) -> Step:
-        """Make the step on these samples of it alone."""
+        """Make the step with only these of its samples."""
         stash.restore()
         return replay.make(without(batches, labels.keys() - set(samples)))
 
     def value(samples: Sequence[int]) -> float:
-        """Return the number that spiked, on these samples."""
+        """Return the number that spiked, for these samples."""
         made = make(samples)
         LOG.info(f"step {step} on {len(samples)} of {len(labels)} samples: {spike.quantity} "
                  f"{getattr(made, spike.quantity):.4g}")  # fmt: skip
         return float(getattr(made, spike.quantity))
 
     def carries(samples: Sequence[int]) -> bool:
-        """Return whether these samples carry a spike."""
+        """Return whether these samples cause a spike."""
         share = sum(labels[sample] for sample in samples) / sum(labels.values())
         return spike.carries(make(samples), share)
 
@@ -126,7 +126,7 @@ def explain(record: RunRecord, spike: Standing, step: int, world: World) -> Expl
 
 
 def _make_until(record: RunRecord, replay: Replay, last: int, tolerance: float | None) -> Difference | None:
-    """Make all steps up to one, and return the first that is not as written."""
+    """Make all steps up to `last`, and return the first difference from what was written."""
     first: Difference | None = None
     while replay.step < last:
         made = replay.make(replay.batches())
@@ -137,7 +137,7 @@ def _make_until(record: RunRecord, replay: Replay, last: int, tolerance: float |
 
 
 def _labels(batches: Sequence[Batch], world: World) -> dict[int, int]:
-    """Return number -> labels of each sample of a step, of all ranks, by number."""
+    """Return sample number -> number of labels, ascending, for all samples of a step on all ranks."""
     mine = {
         int(number): int((labels != IGNORED).sum())
         for batch in batches

@@ -1,4 +1,4 @@
-"""Make steps again as training made them, from a checkpoint or from the start. Nothing is written anywhere."""
+"""Recompute steps as training made them, from a checkpoint or from the start, without writing anything."""
 
 import json
 from collections.abc import Collection, Sequence
@@ -28,26 +28,26 @@ from plumbline.model.objectives.objective import Batch
 
 
 class Replay:
-    """Stand where a run stood, and make its steps again. All ranks call all methods.
+    """Restore the state of a run and recompute its steps. All ranks must call all methods.
 
     Args:
-        config: of the run, as the steps were made.
-        skipped: the data that it leaves out.
-        world: this process among all; the process group must be up.
+        config: the run's configuration when the steps were made.
+        skipped: the data that the run leaves out.
+        world: this process's place among all; the process group must be initialised.
 
     Raises:
-        ValueError: a corpus is not there any more, or the batch does not divide over so many ranks.
+        ValueError: a corpus no longer exists, or the batch does not divide over this many ranks.
     """
 
     def __init__(self, config: Config, skipped: SkippedData, world: World) -> None:
         check_ranks(config, world.size)
         self._skipped = skipped
         self.config, self.world, self.plan = config, world, plan_run(config)
-        # No vocabulary: ids that were tampered with are told by their digest, before a model sees them
+        # No vocabulary check: the digest detects changed ids before a model sees them
         self._batches = TrainBatches(config.data, config.run.seed, world.rank, world.size)
         self._engine: Engine | None = None
         self.step = 0
-        """Steps that are made."""
+        """Number of steps made so far."""
 
     @property
     def engine(self) -> Engine:
@@ -56,7 +56,7 @@ class Replay:
         return self._engine
 
     def go_to(self, folder: Path | None) -> None:
-        """Stand at a checkpoint; None: at the start of the run, by its seed or the stock model that it started from.
+        """Restore a checkpoint, or with None the start of the run, from its seed or its initial stock model.
 
         Raises:
             ValueError: the checkpoint or the stock model cannot be used.
@@ -71,11 +71,11 @@ class Replay:
         self.step = resume.load(self._engine, folder).step
 
     def batches(self) -> list[Batch]:
-        """Return this rank's micro-batches of the step that comes."""
+        """Return this rank's micro-batches of the next step."""
         return [*self._batches.micro_batches(self._skipped.data_step(self.step))]
 
     def digest(self, batches: Sequence[Batch]) -> str:
-        """Return what the chain would have as the samples of these, over all ranks."""
+        """Return the chain's digest of the samples of these micro-batches, over all ranks."""
         return SummedDigests([digest_of(batches)], self.world).read()[0]
 
     def make(self, batches: Sequence[Batch], samples: str = "") -> Step:
@@ -86,11 +86,12 @@ class Replay:
         return Step(self.step, samples, result.loss.item(), result.grad_norm)
 
     def weights_unlike(self, folder: Path, tolerance: float | None) -> str | None:
-        """Return what of weights, optimizer state and average is not as in a checkpoint; None: all of it is.
+        """Return which weight, optimizer state or average differs from a checkpoint, or None if none does.
 
         Args:
             folder: the checkpoint.
-            tolerance: of the norm of a weight's difference over that of the weight; None: everything to the last bit.
+            tolerance: of the norm of a weight's difference relative to the weight; None requires bitwise equality of
+                everything.
         """
         mine, _ = collect(self.engine)
         index = json.loads(mine.metadata["index"])
@@ -101,10 +102,10 @@ class Replay:
 
 
 def _unlike(key: str, value: Tensor, index: dict[str, Any], saved: SavedTensors, tolerance: float | None) -> bool:
-    """Return whether a rank's part of a tensor is not what a checkpoint holds in its place."""
+    """Return whether a rank's part of a tensor differs from the checkpoint."""
     kind, _, name = key.partition("/")
     if tolerance is not None and kind != WEIGHT:
-        return False  # moments of small gradients have no digit in common once the order of summation changes
+        return False  # moments of small gradients have no digits in common once the order of summation changes
     if kind in index[name]["whole"]:
         other = saved.whole(name)[kind]
     else:
@@ -115,7 +116,7 @@ def _unlike(key: str, value: Tensor, index: dict[str, Any], saved: SavedTensors,
 
 
 class Stash:
-    """Hold where a replay stands, in memory, to come back to: weights and optimizer state, but no moving average."""
+    """Save the state of a replay in memory: weights and optimizer state, but no moving average."""
 
     def __init__(self, replay: Replay) -> None:
         self._replay, self._step, engine = replay, replay.step, replay.engine
@@ -124,7 +125,7 @@ class Stash:
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Go back."""
+        """Restore the saved state."""
         engine = self._replay.engine
         for master, kept in zip(engine.master_weights(), self._masters, strict=True):
             master.copy_(kept)
@@ -139,7 +140,7 @@ def _copies(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def without(batches: Sequence[Batch], samples: Collection[int]) -> list[Batch]:
-    """Return micro-batches in which nothing is expected of some samples: their labels are -100."""
+    """Return micro-batches in which the labels of some samples are -100."""
     return [{**batch, "labels": _masked(batch, samples)} for batch in batches]
 
 

@@ -1,4 +1,4 @@
-"""Say what came of a replay, for people and for programs."""
+"""Report the result of a replay, for people and for programs."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -12,18 +12,18 @@ from plumbline.launcher.runtime.replay.spike import Explanation, Standing
 from plumbline.launcher.runtime.replay.windows import Verification
 
 Decoded = Sequence[tuple[Sample, Decoder | None]]
-"""Samples, each with what turns its tokens into text."""
+"""Samples, each with the decoder of its tokens."""
 
 
 def promise_of(tolerance: float | None) -> str:
-    """Return what is promised of numbers that these ranks compute again."""
+    """Return the promised accuracy of numbers that these ranks recompute, in words."""
     if tolerance is None:
         return "to the last bit"
     return f"up to the order of summation: on another number of ranks samples are exact, numbers within {tolerance:.1%}"
 
 
 def verify_lines(found: Verification, wanted: int) -> Iterator[str]:
-    """Yield what was compared, and what came of it; `wanted` windows were asked for."""
+    """Yield lines on what was compared, and the result; `wanted` windows were requested."""
     chain, kept = found.record.chain, len(found.record.checkpoints)
     steps = f"steps {min(chain.steps)} to {max(chain.steps)}" if chain.steps else "no steps"
     yield f"chain    {steps}, {len(chain.checkpoints)} checkpoints; last hash {chain.head}"
@@ -51,7 +51,7 @@ def verify_lines(found: Verification, wanted: int) -> Iterator[str]:
 
 
 def verify_facts(found: Verification) -> dict[str, Any]:
-    """Return the same for a program."""
+    """Return the same facts for programs."""
     first, chain = found.first, found.record.chain
     return {
         "run": str(found.record.folder),
@@ -78,7 +78,7 @@ def verify_facts(found: Verification) -> dict[str, Any]:
 
 
 def standing_lines(step: int, found: Sequence[Standing]) -> Iterator[str]:
-    """Yield how the numbers of a step stand among those around."""
+    """Yield lines that compare the numbers of a step with those around it."""
     for its in found:
         usual = f"usual {its.usual.median:.4g}, a spike above {its.usual.limit:.4g}"
         yield f"step {step}: {its.quantity} {its.value:.4g}; {usual}"
@@ -87,7 +87,7 @@ def standing_lines(step: int, found: Sequence[Standing]) -> Iterator[str]:
 def spike_lines(
     record: RunRecord, step: int, standing: Sequence[Standing], its: Explanation, causes: Decoded, full: bool
 ) -> Iterator[str]:
-    """Yield which samples made a spike, what they say, and the steps without them; `full` cuts no text."""
+    """Yield lines on the samples that caused a spike, their text (uncut if `full`), and the steps without them."""
     yield from standing_lines(step, standing)
     ahead = f"{its.window}, then step {step}" if its.window.last > its.window.first else f"step {step}"
     yield f"made again: {ahead}; {promise_of(its.tolerance)}"
@@ -111,7 +111,7 @@ def spike_lines(
 
 
 def spike_facts(record: RunRecord, step: int, spike: Standing, its: Explanation, causes: Decoded) -> dict[str, Any]:
-    """Return the same for a program."""
+    """Return the same facts for programs."""
     return {
         "run": str(record.folder),
         "step": step,

@@ -1,4 +1,4 @@
-"""Compute windows of a run again, from checkpoints that it kept, and compare with what it wrote."""
+"""Recompute windows of a run from the checkpoints that it kept, and compare them with what it wrote."""
 
 import random
 from collections.abc import Sequence
@@ -17,24 +17,24 @@ from plumbline.launcher.runtime.system.log import LOG
 from plumbline.launcher.runtime.system.world import World
 
 TOLERANCES = {"fp32": 1e-3, "bf16": 5e-2}
-"""On another number of ranks, by precision: how far loss, norm and weights may be off, as a share."""
+"""Relative tolerance of loss, norm and weights on a different number of ranks, by precision."""
 NEAR = 16
-"""Steps of a window on another number of ranks: what differs in the last bit at first grows with each."""
+"""Most steps of a window on a different number of ranks, since rounding differences grow with each step."""
 
 
 @dataclass(frozen=True)
 class Window:
-    """Name the steps from one checkpoint, or from the start, to the next one, or to the last step."""
+    """Describe the steps from one checkpoint (or the start) to the next (or the last step)."""
 
     first: int
-    """Step that it begins after."""
+    """Step after which it begins."""
     last: int
     begin: Path | None
-    """The checkpoint of `first`; None: the start of the run."""
+    """The checkpoint of `first`, or None for the start of the run."""
     end: Path | None
-    """The checkpoint of `last`; None where there is none."""
+    """The checkpoint of `last`, or None if there is none."""
     config: Config | None
-    """By which its steps were made; None where that is not kept, and they cannot be made again."""
+    """Configuration of its steps, or None if it was not kept, so that they cannot be recomputed."""
 
     def cut(self, steps: int) -> "Window":
         """Return its first steps, if it has more."""
@@ -50,11 +50,11 @@ class Window:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Say what came of a window."""
+    """Hold the result for a window."""
 
     window: Window
     tolerance: float | None
-    """None: what was compared had to be the same to the last bit."""
+    """Relative tolerance, or None if everything had to be bitwise equal."""
     steps: int
     """Steps that are as written."""
     difference: Difference | None
@@ -74,7 +74,7 @@ class Verification:
 
     @property
     def first(self) -> Difference | None:
-        """Return the first difference of all, by step; None: the run is verified."""
+        """Return the first difference by step, or None if the run is verified."""
         found = (verdict.difference for verdict in self.verdicts)
         return min([*self.contradictions, *(each for each in found if each is not None)], default=None)
 
@@ -84,7 +84,7 @@ def windows(record: RunRecord, most_steps: int | None = None) -> list[Window]:
 
     Args:
         record: the run.
-        most_steps: cut those that are longer.
+        most_steps: longer windows are cut to this.
     """
     begins: list[tuple[int, Path | None]] = [(step_of(folder), folder) for folder in record.whole]
     if min(record.chain.steps, default=0) == 1:
@@ -110,19 +110,19 @@ def choose(found: Sequence[Window], count: int) -> list[Window]:
 def recompute_some(
     record: RunRecord, wanted: int, most_steps: int | None, world: World
 ) -> tuple[list[Verdict], list[Window]]:
-    """Compute so many windows again, chosen by chance on rank 0. Collective.
+    """Recompute `wanted` windows, chosen at random on rank 0. Collective.
 
     Args:
         record: the run.
-        wanted: how many, if there are so many whose configuration is kept.
-        most_steps: cut those that are longer.
-        world: the ranks that compute.
+        wanted: how many, if that many have a known configuration.
+        most_steps: longer windows are cut to this.
+        world: the ranks that recompute.
 
     Returns:
-        What came of each, and the windows that cannot be computed again.
+        The result of each, and the windows that cannot be recomputed.
 
     Raises:
-        ValueError: as `recompute`.
+        ValueError: as for `recompute`.
     """
     there = windows(record, most_steps)
     left_out = [window for window in there if window.config is None]
@@ -131,10 +131,10 @@ def recompute_some(
 
 
 def recompute(record: RunRecord, chosen: Sequence[Window], world: World) -> list[Verdict]:
-    """Make the steps of some windows again, each up to the first that is not as written. Collective.
+    """Recompute the steps of some windows, each up to the first that differs from what was written. Collective.
 
     Raises:
-        ValueError: these ranks cannot compute a window again; a corpus or checkpoint cannot be used.
+        ValueError: these ranks cannot recompute a window, or a corpus or checkpoint cannot be used.
     """
     verdicts: list[Verdict] = []
     replay: Replay | None = None
@@ -153,7 +153,7 @@ def recompute(record: RunRecord, chosen: Sequence[Window], world: World) -> list
 
 
 def tolerance_of(record: RunRecord, window: Window, config: Config, world: World) -> float | None:
-    """Return by how much a window may differ on these ranks; None: not by a bit, for as many made it or any may."""
+    """Return the tolerance of a window on these ranks, or None if results must be bitwise equal."""
     if config.run.reproducible is not None:
         return None
     made = {record.ranks_at(step) for step in range(window.first + 1, window.last + 1)}
@@ -161,10 +161,10 @@ def tolerance_of(record: RunRecord, window: Window, config: Config, world: World
 
 
 def _check_draws(record: RunRecord, window: Window, config: Config, world: World) -> None:
-    """Refuse to compare numbers with those of ranks that drew other random numbers.
+    """Refuse to compare numbers if these ranks would draw different random numbers.
 
     Raises:
-        ValueError: the window has to be computed on as many ranks as made it.
+        ValueError: the window has to be recomputed on as many ranks as made it.
     """
     if config.model.dropout or not config.objective.is_plain:
         raise ValueError(
@@ -196,7 +196,7 @@ def _recompute(record: RunRecord, window: Window, replay: Replay, tolerance: flo
 
 
 def compare(made: Step, written: Step, tolerance: float | None) -> Difference | None:
-    """Return in which number a step that was made again differs from what the chain says of it."""
+    """Return the number in which a recomputed step differs from the chain, or None."""
     for key in REPORTED:
         one, other = getattr(made, key), getattr(written, key)
         is_near = tolerance is not None and abs(one - other) <= tolerance * abs(other)

@@ -1,1 +1,1 @@
-"""Report what the numbers of a run say, as one page for people and one JSON document for programs."""
+"""Report the numbers of a run, as a page for people and a JSON document for programs."""

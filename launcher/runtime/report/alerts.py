@@ -1,8 +1,8 @@
-"""Find what deserves a look: numbers that are not finite, losses that spike or end high, kurtosis off its trend.
+"""Find what deserves attention: numbers that are not finite, losses that spike or end high, kurtosis off its trend.
 
-The last is the early warning of arXiv 2505.20524: in a run that was to fail at 15 billion tokens, the kurtosis of
-activations left its trend at 3 billion and the gradient norm at 12 billion. There is no absolute threshold: what is
-normal differs from model to model, so each run is held to its own beginning.
+The last is the early warning of arXiv 2505.20524: in a run that failed at 15 billion tokens, the kurtosis of
+activations left its trend at 3 billion and the gradient norm at 12 billion. There is no absolute threshold, since what
+is normal differs between models: each run is compared with its own beginning.
 """
 
 import math
@@ -16,19 +16,19 @@ from plumbline.launcher.runtime.run.scores import worse_than_guessing
 from plumbline.launcher.runtime.system.outliers import usual_range
 
 TREND = ("stream/kurt", "gemm_in/kurt_qkv", "gemm_in/kurt_mlp2", "gemm_in/kurt_block")
-MIN_OBSERVATIONS = 10  # of a quantity, before its trend is judged; the first half of them sets the trend
+MIN_OBSERVATIONS = 10  # of a quantity before its trend is judged; the first half of them sets the trend
 TREND_ERRORS = 5.0  # standard errors of the prediction
-TREND_FACTOR = 1.25  # and at least so many times the prediction
+TREND_FACTOR = 1.25  # and at least this factor above the prediction
 IN_A_ROW = 2  # observations
-SPIKE_WINDOW = 32  # logged steps before a step, which say what its loss should be
+SPIKE_WINDOW = 32  # logged steps before a step from which its loss is predicted
 SPIKE_DEVIATIONS = 8.0  # robust standard deviations
-SPIKE_NATS = 0.1  # and at least so much
-SIZE_FACTOR = TransferConfig().factor  # of an update to one of the base run, either way: the guard's default
+SPIKE_NATS = 0.1  # and at least this much
+SIZE_FACTOR = TransferConfig().factor  # ratio of update sizes to the base run, either way: the guard's default
 
 
 @dataclass(frozen=True)
 class Alert:
-    """Describe something in a run that deserves a look."""
+    """Describe something in a run that deserves attention."""
 
     kind: str
     """non_finite, skipped, loss_spike, diverged, trend, size or went_back."""
@@ -45,12 +45,12 @@ class Alert:
 
 @dataclass(frozen=True)
 class Advice:
-    """Say what a kind of alert means, and what to do."""
+    """Explain a kind of alert, and what to do about it."""
 
     title: str
     text: str
     command: str = ""
-    """What to look at first, with `run` and the `step` of the first alert to fill in."""
+    """Command to run first, with placeholders `run` and `step` of the first alert."""
 
 
 SAMPLES = "python launcher/show.py {run} --step {step} --loss"
@@ -104,7 +104,7 @@ ADVICE = {
 
 
 def find_alerts(history: History, vocab_size: int | None = None) -> list[Alert]:
-    """Return all alerts of a run, in the order of steps; only with a `vocab_size` is it known what guessing gives."""
+    """Return all alerts of a run by step; `vocab_size` is needed to know the loss of guessing."""
     alerts = [*_non_finite(history), *_skipped(history)]
     if "loss" in history.series:
         alerts += loss_spikes(history.series["loss"])
@@ -139,7 +139,7 @@ def trend_alerts(key: str, series: Series) -> list[Alert]:
 
 
 def _extrapolate(x: Floats, y: Floats, fitted: int) -> tuple[Floats, Floats]:
-    """Return the least-squares line through the first points, at all x, and its standard error of prediction."""
+    """Return the least-squares line through the first `fitted` points at all x, and its prediction error."""
     start, known = x[:fitted], y[:fitted]
     spread = float(np.square(start - start.mean()).sum())
     slope = float(((start - start.mean()) * known).sum()) / spread
@@ -149,7 +149,7 @@ def _extrapolate(x: Floats, y: Floats, fitted: int) -> tuple[Floats, Floats]:
 
 
 def loss_spikes(series: Series) -> list[Alert]:
-    """Return an alert for each run of steps whose loss is far above the median of those before."""
+    """Return an alert for each sequence of steps whose loss is far above the median of those before."""
     alerts: list[Alert] = []
     values, inside = series.values, False
     for index in range(SPIKE_WINDOW, len(values)):
@@ -192,7 +192,7 @@ def _skipped(history: History) -> list[Alert]:
 
 
 def _size_alerts(key: str, series: Series) -> list[Alert]:
-    """Return an alert for the first update whose size is not that of the base run."""
+    """Return an alert for the first update whose size differs from the base run's."""
     outside = np.abs(np.log(series.values)) > math.log(SIZE_FACTOR)
     if not outside.any():
         return []

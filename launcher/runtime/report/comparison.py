@@ -1,4 +1,4 @@
-"""Make the page of several runs: what they are, in what they differ, and their numbers over each other."""
+"""Make the page that compares several runs: what they are, how they differ, and their numbers overlaid."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,16 +19,16 @@ from plumbline.launcher.runtime.report.page import summary
 from plumbline.launcher.runtime.system.cli import duration
 
 RUNS, DIFFERENCES, ALERTS = "Runs", "Differences", "Alerts"
-NAMES = ("run.name", "run.root")  # keys that say nothing of what was trained
+NAMES = ("run.name", "run.root")  # keys that do not affect training
 CODE = ("git_commit", "git_dirty", "packages", "gpus", "world_size")
-"""Keys of environment.json that a result may depend on."""
+"""Keys of environment.json on which a result may depend."""
 
 
 def make(folders: Sequence[Path], by: By) -> tuple[str, dict[str, Any], list[str]]:
-    """Return the page of several runs, its JSON document, and a line for each caution and one about all.
+    """Return the page of several runs, its JSON document, and lines with each caution and a summary.
 
     Raises:
-        ValueError: one is there twice, is no run, is damaged, or does not say how its numbers are placed by `by`.
+        ValueError: one is given twice, is not a run, is damaged, or lacks what is needed to place its numbers by `by`.
     """
     runs = read_runs(folders)
     found, warned = differences(runs), cautions(runs)
@@ -47,7 +47,7 @@ def read_runs(folders: Sequence[Path]) -> list[Compared]:
     """Read several runs.
 
     Raises:
-        ValueError: one is there twice, is no run, or is damaged.
+        ValueError: one is given twice, is not a run, or is damaged.
     """
     runs = []
     for number, (name, folder) in enumerate(zip(distinct_names(folders), folders, strict=True)):
@@ -58,10 +58,10 @@ def read_runs(folders: Sequence[Path]) -> list[Compared]:
 
 
 def distinct_names(folders: Sequence[Path]) -> list[str]:
-    """Return the ends of paths, as short as they can be and differ.
+    """Return the shortest distinct suffixes of paths.
 
     Raises:
-        ValueError: a folder is there twice.
+        ValueError: a folder is given twice.
     """
     paths = [folder.resolve() for folder in folders]
     for path in paths:
@@ -73,10 +73,10 @@ def distinct_names(folders: Sequence[Path]) -> list[str]:
 
 
 def page(runs: Sequence[Compared], by: By) -> str:
-    """Return the page of several runs, an HTML document that needs nothing else.
+    """Return the page of several runs, a self-contained HTML document.
 
     Raises:
-        ValueError: a run does not say how its numbers are placed by `by`.
+        ValueError: a run lacks what is needed to place its numbers by `by`.
     """
     groups = [group for group in Overlay(runs, by).groups() if group.figures]
     title = f"{len(runs)} runs by {'FLOPs' if by == 'flops' else by}"
@@ -98,7 +98,7 @@ def page(runs: Sequence[Compared], by: By) -> str:
 
 
 def cautions(runs: Sequence[Compared]) -> list[str]:
-    """Return which numbers of these runs do not compare, a sentence each."""
+    """Return which numbers of these runs are not comparable, a sentence each."""
     found = []
     tokenizers = [run.history.folder / "tokenizer" / "tokenizer.json" for run in runs]
     if len({file.read_bytes() for file in tokenizers if file.is_file()}) > 1:
@@ -108,7 +108,7 @@ def cautions(runs: Sequence[Compared]) -> list[str]:
         )
     leaves = [dict(_leaves_of(run)) for run in runs]
     counts = [(own.get("train.eval_batches"), own.get("data.micro_batch_size")) for own in leaves]
-    if len({batches and (batches, size) for batches, size in counts}) > 1:  # without a number of batches it is all
+    if len({batches and (batches, size) for batches, size in counts}) > 1:  # no number of batches means all
         found.append(
             "The runs score different amounts of held-out text (train.eval_batches counts micro-batches of "
             "data.micro_batch_size): their held-out losses do not quite compare."
@@ -117,7 +117,7 @@ def cautions(runs: Sequence[Compared]) -> list[str]:
 
 
 def differences(runs: Sequence[Compared]) -> dict[str, list[Any]]:
-    """Return key -> its value in each run, of the keys in which configuration, code or machine differ."""
+    """Return key -> its value in each run, for the keys in which configuration, code or machine differ."""
     leaves = [dict(_leaves_of(run)) for run in runs]
     keys = dict.fromkeys(chain.from_iterable(leaves))
     values = {key: [of_run.get(key) for of_run in leaves] for key in keys if key not in NAMES}
@@ -125,7 +125,7 @@ def differences(runs: Sequence[Compared]) -> dict[str, list[Any]]:
 
 
 def _leaves_of(run: Compared) -> Iterator[tuple[str, Any]]:
-    """Yield the leaves of a run's configuration as it is written, which may be of an older version."""
+    """Yield the leaves of a run's configuration as written, possibly by an older version."""
     file = run.history.folder / "config.yaml"
     if file.is_file():
         yield from _leaves("", plain_values(read_yaml(file), str(file)))

@@ -1,4 +1,4 @@
-"""Say which numbers of a run belong together, in the order in which they are read, and what each of them means."""
+"""Group the numbers of a run in reading order, and explain each of them."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -18,9 +18,9 @@ class Panel:
     log: bool = False
     """Draw it on a logarithmic scale."""
     style: Literal["lines", "map"] = "lines"
-    """Of a number of each block: a line for each, or a map of depth against training."""
+    """For a number of each block: a line per block, or a map of depth against training."""
     over: Over = "mean"
-    """Which of all blocks stands for a run among others."""
+    """How the blocks are reduced to one number when runs are compared."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Show held-out examples of a task that the newest checkpoint of a run solves and fails, as pictures."""
+"""Show pictures of held-out examples that the newest checkpoint of a run solves and fails."""
 
 from collections.abc import Iterator
 
@@ -16,15 +16,15 @@ from plumbline.launcher.runtime.report.html import Figure, Group
 from plumbline.launcher.runtime.report.pictures import Answered
 from plumbline.launcher.runtime.system.log import LOG
 
-ROWS, BATCHES = 32, 8  # of examples that are scored, spread evenly over the held-out ones
+ROWS, BATCHES = 32, 8  # of examples to score, spread evenly over the held-out ones
 SHOWN = 3  # of each kind
 
 
 def solved_and_failed(history: History) -> Group | None:
-    """Draw the first few examples of either kind, of the first task with pictures that a complete run is evaluated on.
+    """Draw the first few examples of either kind, for the first drawable task on which a complete run is evaluated.
 
-    None where there is no such task, or no checkpoint is left. What cannot be opened is a warning: the rest of
-    a report does not need it.
+    Return None if there is no such task, or no checkpoint is left. If something cannot be opened, warn, since the rest
+    of the report does not need it.
     """
     if not (history.complete and checkpoints(history.folder / "checkpoints")):
         return None
@@ -50,7 +50,7 @@ def solved_and_failed(history: History) -> Group | None:
 
 
 def answered(model: LoadedModel, split: TaskStream, length: int) -> Iterator[Answered]:
-    """Yield held-out examples with the likeliest answers, as exact match counts: with thoughts if the model thinks."""
+    """Yield held-out examples with the likeliest answers, as exact match scores them (with thoughts if it thinks)."""
     for batch in ValidationBatches(split, length, ROWS, BATCHES):
         likeliest = model.logits(batch, model.thinks).argmax(-1).cpu().numpy()
         for number, row in zip(batch["sample_index"].tolist(), likeliest, strict=True):

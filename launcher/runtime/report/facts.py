@@ -1,4 +1,4 @@
-"""Read what a run is from its folder, and say it in words: size, data, machine, command, time, scores, samples."""
+"""Read the facts of a run from its folder, and describe them: size, data, machine, command, time, scores, samples."""
 
 import math
 import shlex
@@ -25,7 +25,7 @@ from plumbline.model.parameterization.sizes import sizes
 
 @dataclass(frozen=True)
 class Facts:
-    """Hold what a run is; None for what its folder does not say."""
+    """Hold the facts of a run; None for those missing in its folder."""
 
     config: Config | None
     plan: RunPlan | None
@@ -40,12 +40,12 @@ class Facts:
 
     @property
     def vocab_size(self) -> int | None:
-        """Return the number of tokens that the model knows."""
+        """Return the size of the model's vocabulary."""
         return None if self.config is None else self.config.model.vocab_size
 
     @property
     def flops_per_token(self) -> float | None:
-        """Return the FLOPs of training for a token of text, as MFU counts them."""
+        """Return the training FLOPs per token of text, as MFU counts them."""
         config = self.config
         if config is None:
             return None
@@ -53,12 +53,12 @@ class Facts:
 
     @property
     def seconds(self) -> float | None:
-        """Return the time that the run has taken, over all its starts."""
+        """Return the time that the run has taken, over all starts."""
         return sum(total(self.standing.attempts).values()) if self.standing.attempts else None
 
 
 def read_facts(folder: Path) -> Facts:
-    """Read the files of a run that are there. A configuration that cannot be read, as an older one, is a warning.
+    """Read the existing files of a run. A configuration that cannot be read, such as an older one, causes a warning.
 
     Raises:
         ValueError: environment.json is damaged.
@@ -82,7 +82,7 @@ def read_facts(folder: Path) -> Facts:
 
 
 def state(history: History, known: Facts) -> str:
-    """Say in a few words where a run stands."""
+    """Return the state of a run in a few words."""
     standing = known.standing
     if history.complete:
         return "complete"
@@ -90,7 +90,7 @@ def state(history: History, known: Facts) -> str:
 
 
 def describe(history: History, known: Facts) -> Iterator[tuple[str, str]]:
-    """Yield what a run is, as names with text, in the order in which it is read."""
+    """Yield the facts of a run as (name, text), in reading order."""
     why = known.standing.why
     yield "folder", str(history.folder)
     yield "state", state(history, known) + (f": {why}" if why and known.standing.state != "complete" else "")
@@ -128,7 +128,7 @@ def _settings(config: Config, plan: RunPlan) -> Iterator[tuple[str, str]]:
 
 
 def _sources(sources: Sequence[SourceConfig]) -> str:
-    """Name sources, with their shares of the samples where there are several."""
+    """Name sources, with their shares of the samples if there are several."""
     whole = sum(source.weight for source in sources) or 1.0
     shares = ["" if len(sources) == 1 else f" {source.weight / whole:.0%}" for source in sources]
     names = [f"task {source.task.name}" if source.task else ", ".join(source.paths) for source in sources]
@@ -168,7 +168,7 @@ def _progress(history: History, known: Facts) -> Iterator[tuple[str, str]]:
 
 
 def scores(history: History) -> dict[str, dict[str, str]]:
-    """Return held-out source -> score -> its last value as text; shares of examples have Wilson's 95 % interval."""
+    """Return held-out source -> score -> its last value as text, with Wilson's 95 % interval for shares of examples."""
     found: dict[str, dict[str, str]] = {}
     for key, value in _last_scores(history).items():
         source, _, score = key.removeprefix("eval/").rpartition("/")
@@ -180,7 +180,7 @@ def _score_text(history: History, key: str, value: float) -> str:
     """Return a held-out score as text."""
     if key.endswith("exact_match"):
         examples = _last_scores(history).get(f"{key.rpartition('/')[0]}/examples")
-        if not examples or not math.isfinite(value):  # an older run did not count them
+        if not examples or not math.isfinite(value):  # older runs did not count them
             return f"{value:.1%}"
         low, high = wilson_interval(value * examples, examples)
         return f"{value:.1%} [{low:.1%}, {high:.1%}]"
@@ -190,7 +190,7 @@ def _score_text(history: History, key: str, value: float) -> str:
 
 
 def _last_scores(history: History) -> dict[str, float]:
-    """Return the scores of result.json, or before there is one those of the last evaluation."""
+    """Return the scores of result.json or, before it exists, of the last evaluation."""
     so_far = {key: float(series.values[-1]) for key, series in history.series.items()}
     found = so_far if history.result is None else history.result
     return {key: value for key, value in found.items() if key.startswith("eval/") and key.count("/") >= 2}

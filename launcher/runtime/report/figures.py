@@ -1,4 +1,4 @@
-"""Draw the figures of pages, each a PNG of one panel: lines, lines by block, and maps of depth against training."""
+"""Draw the figures of pages, each a one-panel PNG: lines, lines per block, and maps of depth against training."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,13 +17,13 @@ from plumbline.launcher.runtime.system.figures import panels, png, shades
 SIZE = (5.4, 2.9)  # of a figure, inches
 DPI = 130  # sharp in print and on dense screens
 FONT = 9
-FEW = 40  # points, each of which is marked
-SMOOTHED = 40  # parts of a run over each of which the noise of its loss is averaged
-CUT = 0.02  # of the points are above the range where the others would be a flat line
+FEW = 40  # points up to which each one is marked
+SMOOTHED = 40  # number of windows in a run over which the loss is smoothed
+CUT = 0.02  # share of points left above the range if they would flatten the others
 COLOURS = (
     "#1f77b4", "#d95f02", "#1b9e77", "#7b5ea7", "#c2185b", "#8a6d3b", "#5f6b7a", "#b8a000", "#00a0b0", "#333333",
 )  # fmt: skip
-NAMED = 12  # lines at most that a legend names; beyond, their colours say little
+NAMED = 12  # most lines that a legend names; with more, colours say little
 ALERT = "#c00000"
 BLOCK = "block"
 
@@ -33,7 +33,7 @@ class Line:
     """Hold one line of a figure."""
 
     name: str
-    """In the legend; without one it has no place there."""
+    """Name in the legend; unnamed lines are not listed."""
     x: Floats
     y: Floats
     colour: str = COLOURS[0]
@@ -42,28 +42,28 @@ class Line:
     """Mark each point, however many there are."""
 
     def after(self, start: float) -> "Line":
-        """Return the part of the line that is not to the left of `start`."""
+        """Return the part of the line from `start` on."""
         late = self.x >= start
         return replace(self, x=self.x[late], y=self.y[late])
 
 
 @dataclass(frozen=True)
 class Scale:
-    """Say what lies to the right."""
+    """Describe the horizontal axis."""
 
     label: str
     unit: float = 1.0
-    """What one unit of the label is in those of the numbers."""
+    """Size of one unit of the label in the units of the numbers."""
     log: bool = False
     linear_to: float = 0.0
-    """Up to here on both sides of zero it is linear, beyond logarithmic; 0: it is one or the other everywhere."""
+    """The axis is linear up to here on both sides of zero, and logarithmic beyond; 0: not mixed."""
 
 
 TOKENS = Scale("training tokens")
 
 
 def colour(number: int, count: int) -> str:
-    """Return the colour of one of several things; beyond ten, shades that are hard to tell apart."""
+    """Return the colour of item `number` of `count`; beyond ten, shades that are hard to tell apart."""
     if count <= len(COLOURS):
         return COLOURS[number]
     return shade(number, count)
@@ -75,7 +75,7 @@ def shade(number: int, count: int) -> str:
 
 
 def smooth(values: Floats) -> Floats:
-    """Return the running mean over a part of a run, of the finite values there."""
+    """Return the running mean of the finite values over a window of the run."""
     reach = len(values) // (2 * SMOOTHED)
     finite = np.isfinite(values)
     sums = np.concatenate([[0.0], np.cumsum(np.where(finite, values, 0.0))])
@@ -97,10 +97,10 @@ def lines(
 
     Args:
         drawn: in the order of the legend.
-        scale: of what lies to the right.
+        scale: scale of the horizontal axis.
         log: draw on a logarithmic scale.
-        cut: leave out the few highest points where they would press the others flat.
-        alerts: places to the right to mark.
+        cut: leave out the few highest points if they would flatten the others.
+        alerts: horizontal positions to mark.
     """
 
     def draw(axes: Axes) -> None:
@@ -119,7 +119,7 @@ def lines(
 
 
 def by_layer(layers: Mapping[str, Series], log: bool = False, band: tuple[Series, Series] | None = None) -> bytes:
-    """Draw a line for each block, light where deep; `band` has what lies around all of them."""
+    """Draw a line per block, lighter for deeper ones; `band` holds the lower and upper bounds of all."""
 
     def draw(axes: Axes) -> None:
         colours = shades(len(layers))
@@ -139,7 +139,7 @@ def by_layer(layers: Mapping[str, Series], log: bool = False, band: tuple[Series
 
 
 def depth_map(layers: Mapping[str, Series], log: bool = False) -> bytes:
-    """Draw depth upwards, training to the right, and each value as a colour; what is not finite stays white."""
+    """Draw depth upwards, training to the right, and values as colours; values that are not finite stay white."""
 
     def draw(axes: Axes) -> None:
         _, tokens, grid = grid_of(layers)
@@ -211,7 +211,7 @@ def _to_the_right(axes: Axes, scale: Scale) -> None:
 
 
 def _log_ticks(axis: Axis, low: float, high: float) -> None:
-    """Write plain numbers on a logarithmic axis: 1, 2, 5, 10, or even steps where it spans less than a decade."""
+    """Write plain numbers on a logarithmic axis: 1, 2, 5, 10, or even steps if it spans less than a decade."""
     axis.set_major_locator(
         MaxNLocator(5) if high < 10 * low else LogLocator(subs=(1, 2, 5) if high < 1e3 * low else (1,))
     )
@@ -237,7 +237,7 @@ def _log_scale(axes: Axes, values: Floats) -> None:
 
 
 def cut_off(values: Floats) -> tuple[float, float] | None:
-    """Return a range that leaves out the few highest values, where that makes much of a difference."""
+    """Return a range that leaves out the few highest values if that makes a big difference, else None."""
     if not len(values):
         return None
     low, top, highest = values.min(), float(np.quantile(values, 1 - CUT)), values.max()
@@ -254,12 +254,12 @@ def _edges(tokens: Floats) -> Floats:
 
 
 def plain(text: str) -> str:
-    """Return text so that matplotlib reads no formula in it."""
+    """Escape text so that matplotlib finds no formula in it."""
     return text.replace("$", r"\$")
 
 
 def short(value: float) -> str:
-    """Return a number in few characters: 0.002, 12.5, 40k, 1.3M."""
+    """Format a number in few characters: 0.002, 12.5, 40k, 1.3M."""
     size = abs(value)
     unit, name = next(((unit, name) for unit, name in UNITS if size >= unit), (1, ""))
     if size < 1e4 or size >= 1e15:

@@ -1,4 +1,4 @@
-"""Draw what a run has numbers for: loss and rate first, then its diagnostics, in the order in which they are read."""
+"""Draw all numbers of a run: loss and learning rate first, then its diagnostics, in reading order."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -45,7 +45,7 @@ OTHERS = "Numbers of metrics.jsonl that have no other place."
 
 
 def groups_of(history: History, alerts: Sequence[Alert]) -> Iterator[Group]:
-    """Yield groups of figures, none of them empty; every number of metrics.jsonl but held-out counts is in one."""
+    """Yield non-empty groups of figures, which show every number of metrics.jsonl except held-out counts."""
     updates = [Panel(key, key.removeprefix("update/rms_"), "", log=True) for key in history.quantities("update")]
     others = [Panel(key, key, "") for key in _unclaimed(history)]
     costs = {OUTLIERS: [*_matched(history, COSTS)]}
@@ -78,7 +78,7 @@ def losses(history: History, alerts: Sequence[Alert]) -> Iterator[Figure]:
 
 
 def loss_lines(history: History) -> Iterator[Line]:
-    """Yield the lines of the training loss and of what is held out."""
+    """Yield the lines of the training and held-out losses."""
     training, held_out = history.series.get("loss"), select(history, LOSS)
     if training is not None:
         if len(training.steps) >= 2 * figures.SMOOTHED:
@@ -90,7 +90,7 @@ def loss_lines(history: History) -> Iterator[Line]:
 
 
 def panels(history: History, wanted: Iterable[Panel], alerts: Sequence[Alert]) -> Iterator[Figure]:
-    """Yield the figures of those numbers that the run has."""
+    """Yield the figures of those panels for which the run has numbers."""
     for panel in wanted:
         layers = history.layers(panel.quantity)
         if layers:
@@ -104,12 +104,12 @@ def panels(history: History, wanted: Iterable[Panel], alerts: Sequence[Alert]) -
 
 
 def select(history: History, pattern: re.Pattern[str]) -> dict[str, Series]:
-    """Return key -> series of the keys that match, in the order of names."""
+    """Return key -> series of the matching keys, sorted by name."""
     return {key: history.series[key] for key in sorted(history.series) if pattern.fullmatch(key)}
 
 
 def _matched(history: History, wanted: Iterable[Matched]) -> Iterator[Figure]:
-    """Yield figures of which each shows all keys of a pattern."""
+    """Yield figures that each show all keys of a pattern."""
     for title, text, pattern in wanted:
         if found := select(history, pattern):
             drawn = [
@@ -131,7 +131,7 @@ def _gains(history: History) -> Iterator[Figure]:
 
 
 def _placed(history: History, quantity: str) -> Mapping[str, Series]:
-    """Return the series of a number by place; of one that there is once, without a place."""
+    """Return the series of a number by place, or under no place if it exists once."""
     once = history.series.get(quantity)
     return history.layers(quantity) or ({} if once is None else {"": once})
 

@@ -1,4 +1,4 @@
-"""Read what a run has written down so far, key by key."""
+"""Read the numbers that a run has written so far, by key."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -32,11 +32,11 @@ class Series:
 
 @dataclass(frozen=True)
 class History:
-    """Hold a run folder, as far as it is a sequence of numbers."""
+    """Hold the numbers in a run folder."""
 
     folder: Path
     result: dict[str, float] | None
-    """Numbers of its result.json; None before the last step was reached and evaluated, and where the run goes on."""
+    """Numbers of result.json, or None until the last step is evaluated, also if the run was extended since."""
     series: dict[str, Series]
     """Key of metrics.jsonl -> its values, in the order of steps."""
     skipped: list[int]
@@ -51,12 +51,12 @@ class History:
 
     @property
     def step(self) -> int:
-        """Return the last step that there is a number of."""
+        """Return the last step for which there is a number."""
         return int(max(series.steps[-1] for series in self.series.values()))
 
     @property
     def tokens(self) -> int:
-        """Return the tokens of training until then."""
+        """Return the tokens of training up to that step."""
         return int(max(series.tokens[-1] for series in self.series.values()))
 
     def layers(self, quantity: str) -> dict[str, Series]:
@@ -71,21 +71,21 @@ class History:
         return sorted(name for name in names if name.startswith(f"{kind}/" if kind else ""))
 
     def tokens_at(self, key: str, step: int) -> float:
-        """Return the tokens of training when a number was written at a step, or next; at last, where none was yet."""
+        """Return the tokens of training at the first record of a number from a step on, else at its last record."""
         series = self.series[key]
         return float(series.tokens[min(int(np.searchsorted(series.steps, step)), len(series.steps) - 1)])
 
     @property
     def has_speed(self) -> bool:
-        """Return whether the run has said how fast it was."""
+        """Return whether the run has logged its speed."""
         speed = self.series.get("tokens_per_second")
         return speed is not None and bool((np.isfinite(speed.values) & (speed.values > 0)).any())
 
     def seconds(self, tokens: Floats) -> Floats:
-        """Return the seconds that training had taken at some tokens, by its speed: without evaluations and saves.
+        """Return the seconds of training up to given tokens, from its speed: without evaluations and saves.
 
         Raises:
-            ValueError: the run has not said how fast it was.
+            ValueError: the run has not logged its speed.
         """
         if not self.has_speed:
             raise ValueError(f"{self.folder}: metrics.jsonl has no tokens_per_second; leave out --by time")
@@ -98,12 +98,12 @@ class History:
 
 
 def is_of_a_place(key: str) -> bool:
-    """Return whether a key is KIND/QUANTITY/PLACE, not what there is once or the score of a held-out source."""
+    """Return whether a key is KIND/QUANTITY/PLACE, not a single number or the score of a held-out source."""
     return key.count("/") == 2 and not key.startswith("eval/")
 
 
 def grid_of(layers: Mapping[str, Series]) -> tuple[Floats, Floats, Floats]:
-    """Return steps [times], tokens [times] and values [places, times] of several places; nan where there is none."""
+    """Return steps [times], tokens [times] and values [places, times] of several places, nan where missing."""
     everything = [np.concatenate([getattr(each, name) for each in layers.values()]) for name in ("steps", "tokens")]
     steps, first = np.unique(everything[0], return_index=True)
     grid = np.full((len(layers), len(steps)), np.nan)
@@ -113,7 +113,7 @@ def grid_of(layers: Mapping[str, Series]) -> tuple[Floats, Floats, Floats]:
 
 
 def over_places(layers: Mapping[str, Series], how: Over) -> Series:
-    """Return the mean, the least or the largest of all places at each time, of those that are numbers there."""
+    """Return the mean, minimum or maximum over places at each time, ignoring nan."""
     steps, tokens, grid = grid_of(layers)
     if how == "mean":
         known = np.isfinite(grid)
@@ -123,7 +123,7 @@ def over_places(layers: Mapping[str, Series], how: Over) -> Series:
 
 
 def read_history(folder: Path) -> History:
-    """Read a run folder; the run may still be going on.
+    """Read a run folder; the run may still be in progress.
 
     Raises:
         ValueError: it is not a run folder, or a file in it cannot be read, or metrics.jsonl is empty.
@@ -152,13 +152,13 @@ def read_history(folder: Path) -> History:
 
 
 def _read_result(file: Path, last_step: int) -> dict[str, float] | None:
-    """Return the numbers of result.json; None where it is of an earlier step: the run was made longer, and goes on."""
+    """Return the numbers of result.json, or None if it is from an earlier step because the run was extended."""
     result = _numbers(str(file), read_object(file)) if file.is_file() else None
     return None if result is None or result.get("step", last_step) < last_step else result
 
 
 def _count(place: str, record: dict[str, Any], key: str) -> int:
-    """Take a number of steps or tokens out of a record."""
+    """Remove and return a number of steps or tokens from a record."""
     value = record.pop(key, None)
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < EXACT:
         raise ValueError(
@@ -168,7 +168,7 @@ def _count(place: str, record: dict[str, Any], key: str) -> int:
 
 
 def _numbers(place: str, record: dict[str, Any]) -> dict[str, float]:
-    """Return what in a record is a number."""
+    """Return the entries of a record that are numbers."""
     found = {key: value for key, value in record.items() if isinstance(value, (int, float))}
     try:
         return {key: float(value) for key, value in found.items() if not isinstance(value, bool)}

@@ -1,4 +1,4 @@
-"""Write pages that need no other file: facts, tables, and groups of figures, each with one line of meaning."""
+"""Write self-contained pages: facts, tables, and groups of figures, each with a one-line explanation."""
 
 import base64
 from collections.abc import Iterable, Sequence
@@ -39,11 +39,11 @@ class Figure:
     image: bytes
     """PNG file."""
     key: str = ""
-    """Name in metrics.jsonl of what it shows."""
+    """Key in metrics.jsonl of what it shows."""
     last: str = ""
     """The last value."""
     full: bool = False
-    """Take the width of the page, not half of it."""
+    """Whether to use the full width of the page instead of half."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Swatch:
-    """Hold a cell that is known by a colour in figures."""
+    """Hold a cell with its colour in figures."""
 
     text: str
     colour: str
@@ -65,7 +65,7 @@ class Swatch:
 
 @dataclass(frozen=True)
 class Shaded:
-    """Hold a cell that is the darker, the more it stands out."""
+    """Hold a cell that is darker the more it stands out."""
 
     text: str
     darkness: float
@@ -81,28 +81,28 @@ def document(title: str, body: Iterable[str]) -> str:
 
 
 def heading(title: str, text: str = "") -> str:
-    """Return the heading of a part, which `contents` leads to, and what there is to say of it."""
+    """Return the heading of a section, to which `contents` links, and its introduction."""
     return f'<h2 id="{_name(title)}">{escape(title)}</h2>' + (f"<p>{escape(text)}</p>" if text else "")
 
 
 def contents(titles: Iterable[str]) -> str:
-    """Return links to the parts of a page."""
+    """Return links to the sections of a page."""
     return f"<nav>{''.join(link(title, title) for title in titles)}</nav>"
 
 
 def link(text: str, title: str) -> str:
-    """Return a link to the part of a page with this title."""
+    """Return a link to the section with this title."""
     return f'<a href="#{_name(title)}">{escape(text)}</a>'
 
 
 def facts(rows: Iterable[tuple[str, str]]) -> str:
-    """Return names with what is known of them."""
+    """Return a list of names and facts."""
     body = "".join(f"<tr><th>{escape(name)}</th><td>{escape(text)}</td></tr>" for name, text in rows)
     return f'<table class="facts"><tbody>{body}</tbody></table>'
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[Cell]], words: int = 1) -> str:
-    """Return a table; its first `words` columns are words, the others numbers."""
+    """Return a table whose first `words` columns are words and the others numbers."""
 
     def cell(tag: str, number: int, content: Cell) -> str:
         side = "" if number < words else ' class="number"'
@@ -121,7 +121,7 @@ def group(content: Group) -> str:
 
 
 def figure(content: Figure) -> str:
-    """Return one figure, its words above it."""
+    """Return one figure with its text above it."""
     last = f'<span class="last">{escape(content.last)}</span>' if content.last else ""
     key = f" <code>{escape(content.key)}</code>" if content.key else ""
     width = ' class="full"' if content.full else ""

@@ -1,4 +1,4 @@
-"""Draw several runs over each other, by tokens, FLOPs or time."""
+"""Overlay several runs, by tokens, FLOPs or time."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -36,10 +36,10 @@ class Compared:
     colour: str
 
     def place(self, tokens: Floats, by: By) -> Floats:
-        """Return where numbers that were written after so many tokens stand: tokens, FLOPs or seconds.
+        """Return the horizontal positions of numbers written after `tokens` tokens: tokens, FLOPs or seconds.
 
         Raises:
-            ValueError: the run does not say; names what it lacks.
+            ValueError: the run lacks the information; names what is missing.
         """
         if by == "time":
             return self.history.seconds(tokens)
@@ -52,7 +52,7 @@ class Compared:
 
 @dataclass(frozen=True)
 class Overlay:
-    """Draw the same figures as of one run, with a line for each run."""
+    """Draw the same figures as for one run, with a line per run."""
 
     runs: Sequence[Compared]
     by: By
@@ -75,7 +75,7 @@ class Overlay:
         marked: bool = False,
         cut: bool = True,
     ) -> Iterator[Figure]:
-        """Yield the figure of one number of the runs that have it; none where none has."""
+        """Yield the figure of one number for the runs that have it, if any."""
         drawn = [
             Line(run.name, run.place(own.tokens, self.by), own.values, run.colour, marked=marked)
             for run, own in ((self.runs[number], own) for number, own in series.items())
@@ -85,7 +85,7 @@ class Overlay:
 
     @cached_property
     def scale(self) -> Scale:
-        """Return the scale on which the longest run is read in small numbers."""
+        """Return the scale on which the longest run has small numbers."""
         if self.by == "tokens":
             return figures.TOKENS
         longest = max(float(run.place(np.array([float(run.history.tokens)]), self.by)[0]) for run in self.runs)
@@ -133,7 +133,7 @@ class Overlay:
 
 
 def apart_from(series: Series, base: Series) -> Series:
-    """Return how far a series lies above another, where both are known; the other is straight between its points."""
+    """Return the difference of two series where both are known, interpolating `base` linearly."""
     inside = series.where((series.tokens >= base.tokens[0]) & (series.tokens <= base.tokens[-1]))
     return Series(inside.steps, inside.tokens, inside.values - np.interp(inside.tokens, base.tokens, base.values))
 

@@ -1,4 +1,4 @@
-"""Make the page of a run, and the same facts as a JSON document."""
+"""Make the page of a run, and a JSON document with the same facts."""
 
 import math
 import shlex
@@ -24,10 +24,10 @@ SAMPLES_SHOWN = 4000  # characters
 
 
 def make(folder: Path) -> tuple[str, dict[str, Any], list[str]]:
-    """Return the page of a run, its JSON document, and a line for each alert and one about all.
+    """Return the page of a run, its JSON document, and lines with each alert and a summary.
 
     Raises:
-        ValueError: it is no run, or is damaged.
+        ValueError: it is not a run, or is damaged.
     """
     history = read_history(folder)
     known = read_facts(folder)
@@ -37,7 +37,7 @@ def make(folder: Path) -> tuple[str, dict[str, Any], list[str]]:
 
 
 def summary(history: History, alerts: Sequence[Alert]) -> dict[str, Any]:
-    """Return the report for programs; numbers that are not finite become None, since JSON has none."""
+    """Return the report for programs; numbers that are not finite become None, since JSON lacks them."""
     last = {key: _number(series.values[-1]) for key, series in sorted(history.series.items()) if not is_of_a_place(key)}
     return {
         "run": str(history.folder),
@@ -51,7 +51,7 @@ def summary(history: History, alerts: Sequence[Alert]) -> dict[str, Any]:
 
 
 def page(history: History, known: Facts, alerts: Sequence[Alert], examples: Group | None = None) -> str:
-    """Return the report for people, an HTML document that needs nothing else; `examples` come after the numbers."""
+    """Return the report for people, a self-contained HTML document; `examples` come after the numbers."""
     groups = [*groups_of(history, alerts), *([] if examples is None else [examples])]
     name = history.folder.resolve().name
     return html.document(
@@ -97,7 +97,7 @@ def _samples(samples: str) -> Iterator[str]:
 
 
 def _alerts(history: History, alerts: Sequence[Alert]) -> Iterator[str]:
-    """Yield for each kind of alert what to do, and where it was raised."""
+    """Yield, for each kind of alert, what to do and where it was raised."""
     yield html.heading(ALERTS)
     if not alerts:
         yield '<p class="quiet">None: all numbers are finite, no loss spikes, no kurtosis off its trend.</p>'
@@ -117,12 +117,12 @@ def _alerts(history: History, alerts: Sequence[Alert]) -> Iterator[str]:
 
 
 def _by_places(history: History) -> dict[str, dict[str, Any]]:
-    """Return quantity -> the last step that it was observed at, and its value there by place, in the order of depth."""
+    """Return quantity -> the last step at which it was observed, and its values there by place, in order of depth."""
     places = {}
     for quantity in sorted({key.rpartition("/")[0] for key in history.series if is_of_a_place(key)}):
         layers = history.layers(quantity)
         step = max(series.steps[-1] for series in layers.values())
-        # A place without a number at that step must not be shown with an older one
+        # A place without a number at that step must not show an older one
         values = {
             place: _number(series.values[-1]) if series.steps[-1] == step else None for place, series in layers.items()
         }

@@ -1,4 +1,4 @@
-"""Draw examples of planning tasks with the true answer and a model's: right is green, wrong is red."""
+"""Draw examples of planning tasks with the true answer and the model's, green if right and red if wrong."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,12 +23,12 @@ from plumbline.launcher.runtime.system.figures import panels, png
 Place = tuple[float, float]
 RIGHT, WRONG, TRUE, QUIET = "#2ca02c", "#d62728", "#b7dfb7", "#aaaaaa"
 SIZE = (3.1, 3.5)  # of one picture, inches
-LISTED = 10  # tokens of an answer that is written out below its picture
+LISTED = 10  # most tokens of an answer that is written out below its picture
 
 
 @dataclass(frozen=True)
 class Answered:
-    """Hold one example and what a model answers."""
+    """Hold one example and a model's answer."""
 
     number: int
     tokens: Int64s
@@ -36,7 +36,7 @@ class Answered:
     answer: Int64s
     """[A]: true tokens of the answer."""
     predicted: Int64s
-    """[A]: likeliest token at each place, after the true ones before it."""
+    """[A]: likeliest token at each position, given the true ones before it."""
 
     @property
     def solved(self) -> bool:
@@ -73,12 +73,12 @@ def star(axes: Axes, task: StarGraphConfig, example: Answered) -> None:
     _way(axes, places, example)
     _nodes(axes, places, {graph.source: "#a6cee3", graph.goal: "#fdd08a"})
     _list(axes, example)
-    reach = task.path_length - 0.5  # two arms lie on one line, which alone has no height
+    reach = task.path_length - 0.5  # two arms lie on one line, which has no height of its own
     axes.set(aspect="equal", xlim=(-reach, reach), ylim=(-reach, reach))
 
 
 def sudoku(axes: Axes, task: SudokuConfig, example: Answered) -> None:
-    """Draw the grid with the predicted digits; what is given stands on grey."""
+    """Draw the grid with the predicted digits; given digits have a grey background."""
     size = task.size
     given, true, predicted = map(task.grid_of, (example.tokens[: size**2], example.answer, example.predicted))
     for row, column in np.ndindex(size, size):
@@ -97,7 +97,7 @@ def sudoku(axes: Axes, task: SudokuConfig, example: Answered) -> None:
 
 
 def maze(axes: Axes, task: MazeConfig, example: Answered) -> None:
-    """Draw walls, the true way, and the cell that each of its steps leads to by the model."""
+    """Draw walls, the true path, and the cell that the model predicts for each of its steps."""
     side = task.side
     for cell, other in task.walls_of(example.tokens):
         (row, column), beside = divmod(cell, side), other == cell + 1
@@ -116,7 +116,7 @@ def maze(axes: Axes, task: MazeConfig, example: Answered) -> None:
 
 
 def reachability(axes: Axes, task: CandidatesConfig, example: Answered) -> None:
-    """Draw the graph downwards, black where the root leads to; the steps, and a ring around the chosen candidate."""
+    """Draw the graph downwards, black where the root leads, with the steps and a ring around the chosen candidate."""
     edges, asked = task.question_of(example.tokens)
     one, other, root = example.tokens[asked].tolist()
     places = _layers(edges.tolist())
@@ -137,7 +137,7 @@ def reachability(axes: Axes, task: CandidatesConfig, example: Answered) -> None:
 
 
 def _layers(edges: list[list[int]]) -> dict[int, Place]:
-    """Return the places of the nodes of a graph without cycles: below all parents, near them, evenly in each layer."""
+    """Return the positions of an acyclic graph's nodes: below all parents, near them, evenly spaced in each layer."""
     parents: dict[int, list[int]] = {node: [] for edge in edges for node in edge}
     for parent, child in edges:
         parents[child].append(parent)
@@ -155,7 +155,7 @@ def _layers(edges: list[list[int]]) -> dict[int, Place]:
 
 
 def _way(axes: Axes, places: Mapping[int, Place], example: Answered) -> None:
-    """Draw the true way as a broad band, and from each of its nodes a line to the next one by the model."""
+    """Draw the true path as a broad band, and from each of its nodes a line to the model's next node."""
     true, predicted = example.answer.tolist(), example.predicted.tolist()
     _lines(axes, list(pairwise(true)), places, color=TRUE, linewidth=7, solid_capstyle="round")
     for before, expected, node in zip([true[0], *true], true, predicted, strict=False):

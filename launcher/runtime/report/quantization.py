@@ -1,4 +1,4 @@
-"""Make the page of a grid of models and recipes: what each way of rounding costs each model."""
+"""Make the page of a grid of models and recipes: the cost of each recipe for each model."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -18,8 +18,8 @@ from plumbline.launcher.runtime.report.figures import Scale
 from plumbline.launcher.runtime.report.html import Cell, Figure, Group, Shaded
 
 MODELS, GRID = "Models", "Models and recipes"
-LEAST = 1e-5  # nats: a noise floor below is no use as the unit of a scale
-FEW = 3  # points, below which a cloud says nothing
+LEAST = 1e-5  # nats: smallest noise floor to use as the unit of a scale
+FEW = 3  # points below which a cloud says nothing
 LARGEST = {"kurtosis": "kurtosis", "mmr": "max-median ratio"}
 Models = Sequence[tuple[str, Sequence[Row]]]
 
@@ -57,7 +57,7 @@ def make(folder: Path) -> tuple[str, dict[str, Any], list[str]]:
 
 
 def _short(names: Sequence[str]) -> list[str]:
-    """Return names without the folders that they have in common."""
+    """Return names without their common folders."""
     parts = [Path(name).parts for name in names]
     same = 0
     while len(names) > 1 and all(len(own) > same + 1 and own[same] == parts[0][same] for own in parts):
@@ -66,7 +66,7 @@ def _short(names: Sequence[str]) -> list[str]:
 
 
 def _grid(models: Models, names: Sequence[str]) -> str:
-    """Return a table with a row for each recipe and a column for each model, the darker, the more it costs."""
+    """Return a table with a row per recipe and a column per model, darker for higher cost."""
     of = {(row.recipe, number): row for number, (_, own) in enumerate(models) for row in own}
     recipes = sorted({recipe for recipe, _ in of}, key=lambda recipe: _mean_cost(of, recipe, len(models)))
     rows: list[list[Cell]] = []
@@ -84,7 +84,7 @@ def _mean_cost(of: dict[tuple[str, int], Row], recipe: str, count: int) -> float
 
 
 def _darkness(row: Row) -> float:
-    """Return 0 for what is lost in noise and 1 for a nat and more, on a logarithmic scale."""
+    """Return 0 for costs within the noise and 1 for a nat or more, on a logarithmic scale."""
     if math.isnan(row.damage.delta):
         return 1.0
     floor = max(row.noise_floor, LEAST)
@@ -126,7 +126,7 @@ def _lines(lines: Lines, scale: Scale, floor: float, dots: bool = False) -> byte
 
 
 def _intervals(models: Models, names: Sequence[str]) -> Iterator[Group]:
-    """Yield for all models a figure of what each recipe adds, with its 95 % interval."""
+    """Yield a figure for each model with the cost of each recipe and its 95 % interval."""
     text = "Dot: loss added; bar: its 95 % interval over other sequences; grey: smaller than the noise floor."
     found = [
         Figure(name, "", _interval([row for row in in_order(own) if math.isfinite(row.damage.delta)]))

@@ -1,4 +1,4 @@
-"""Say where a run stands, from what it wrote of itself, its lock, its checkpoints and the queue. Imports no torch."""
+"""Determine the state of a run from its files, its lock, its checkpoints and the queue, without importing torch."""
 
 import json
 import socket
@@ -30,31 +30,31 @@ from plumbline.launcher.runtime.system.slurm_queue import WaitingJob
 QUIET = 12 * INTERVAL  # seconds after which a run that writes nothing is remarked, or, seen from another host, is dead
 SUBMITTED = "slurm"
 TRACES = (STATUS, "config.yaml", SUBMITTED, LOCK)
-"""What a folder has, one or the other, that is one of a run."""
+"""Files of which every run folder has at least one."""
 
 
 @dataclass(frozen=True)
 class Standing:
-    """Say where a run stands."""
+    """Describe the state of a run."""
 
     folder: Path
     state: str
-    """As in status.json, or what only a look shows: queued, dead, unknown, unreadable."""
+    """As in status.json, or one that only an inspection can tell: queued, dead, unknown, unreadable."""
     why: str | None
-    """How it ended, what it waits for, or since when nothing was heard of it."""
+    """How it ended, what it waits for, or since when it has been silent."""
     status: Status | None
-    """As it was last written."""
+    """The status as last written."""
     checkpoint: Saved | None
     attempts: tuple[Attempt, ...]
-    """With what a resume will have to make again counted as lost."""
+    """Attempts, with the steps that a resume has to repeat counted as lost."""
     interventions: tuple[Intervention, ...]
-    """What was done to the run on its way."""
+    """Interventions in the run."""
     seen: float
-    """When it was looked at."""
+    """Time of the inspection."""
 
     @property
     def eta(self) -> float | None:
-        """Return the seconds until the last step, at the speed of the last logged one; None unless it trains."""
+        """Return the seconds until the last step at the last logged speed, or None if it is not training."""
         found = self.status
         if found is None or self.state not in ("training", "saving", "evaluating") or not found.tokens_per_second:
             return None
@@ -83,7 +83,7 @@ class Standing:
 
 
 def is_run(folder: Path) -> bool:
-    """Return whether a folder is one of a run, be it only submitted, or closed to this user."""
+    """Return whether a folder belongs to a run, even one that is only submitted or not readable by this user."""
     try:
         return folder.is_dir() and any((folder / name).exists() for name in TRACES)
     except PermissionError:
@@ -91,10 +91,10 @@ def is_run(folder: Path) -> bool:
 
 
 def runs_of(folder: Path) -> list[Path]:
-    """Return what a folder stands for: itself, if it is a run's, else the runs in it, or those of a sweep.
+    """Return the runs of a folder: itself if it is a run, else the runs in it or those of a sweep.
 
     Raises:
-        ValueError: no run was ever begun there.
+        ValueError: no run was ever started there.
     """
     cells = folder / "runs"
     root = cells if cells.is_dir() else folder
@@ -107,11 +107,11 @@ def runs_of(folder: Path) -> list[Path]:
 
 
 def look(folder: Path, waiting: Sequence[WaitingJob]) -> Standing:
-    """Look at a run folder, and change nothing there.
+    """Inspect a run folder without changing anything.
 
     Args:
-        folder: of the run.
-        waiting: the user's jobs that wait in the queue.
+        folder: the run folder.
+        waiting: the user's jobs that are waiting in the queue.
     """
     now, saved = time.time(), None
     try:
@@ -131,7 +131,7 @@ def look(folder: Path, waiting: Sequence[WaitingJob]) -> Standing:
         return Standing(folder, status.state, why, status, saved, tuple(attempts), done, now)
     attempts = with_last(ended, last, now)
     code = that_counts(attempts).exit_code if attempts else None
-    if code != COMPLETE and _has_result(folder, status):  # killed between its result and its last word
+    if code != COMPLETE and _has_result(folder, status):  # killed between writing its result and its final status
         return Standing(folder, STATES[COMPLETE], None, status, saved, tuple(attempts), done, now)
     if code != COMPLETE:
         attempts = [attempt.without_steps_after(0 if saved is None else saved.step) for attempt in attempts]
@@ -144,7 +144,7 @@ def look(folder: Path, waiting: Sequence[WaitingJob]) -> Standing:
 
 
 def _has_result(folder: Path, status: Status | None) -> bool:
-    """Return whether the last step that a run was asked for is scored."""
+    """Return whether the last requested step of a run is scored."""
     try:
         result = json.loads((folder / RESULT).read_text(encoding="utf-8"))
         return status is not None and bool(result["step"] == status.total_steps)
@@ -155,7 +155,7 @@ def _has_result(folder: Path, status: Status | None) -> bool:
 def _is_at_work(
     status: Status, ended: Sequence[Attempt], owner: dict[str, Any] | None, sees_lock: bool, now: float
 ) -> bool:
-    """Return whether the process of the newest attempt lives: it holds the lock, or wrote lately where none is seen."""
+    """Return whether the newest attempt is alive: it holds the lock, or wrote recently if locks are not visible."""
     attempt = status.attempt
     if attempt.exit_code is not None or (ended and ended[-1].is_of(attempt)):
         return False
@@ -166,7 +166,7 @@ def _is_at_work(
 
 
 def _state(folder: Path, attempts: Sequence[Attempt]) -> tuple[str, str | None]:
-    """Return the state of a run that nobody is at work on, and why."""
+    """Return the state of a run on which no process is working, and why."""
     if not attempts:  # an older run, a cell of a sweep, or one that was only submitted
         return (STATES[COMPLETE] if (folder / RESULT).exists() else "unknown"), None
     counts, last = that_counts(attempts), attempts[-1]
@@ -177,7 +177,7 @@ def _state(folder: Path, attempts: Sequence[Attempt]) -> tuple[str, str | None]:
 
 
 def _job_of(folder: Path, last: Attempt | None, waiting: Sequence[WaitingJob]) -> WaitingJob | None:
-    """Return the job that waits to go on with a run: that of its newest attempt, or one submitted under its name."""
+    """Return the job waiting to continue a run: that of its newest attempt, or one submitted under its name."""
     mine = None if last is None else last.slurm_job_id
     named = (folder / SUBMITTED).is_dir()
     return next((job for job in waiting if job.id == mine or (named and job.name == folder.resolve().name)), None)

@@ -1,1 +1,1 @@
-"""Sweep over a grid of runs, each a normal run folder, trained once however often it is asked for."""
+"""Sweep over a grid of runs, each a normal run folder and trained only once however often it is requested."""

@@ -1,6 +1,6 @@
-"""Tell how much of a task's share of a sweep is saved, without importing torch.
+"""Report how much of a task's share of a sweep is saved, without importing torch.
 
-The job script asks before and after each attempt, the second time perhaps within the seconds that Slurm leaves it.
+The job script calls this before and after each attempt, the second time perhaps in the few seconds that Slurm leaves.
 """
 
 import argparse
@@ -22,7 +22,7 @@ FINISHED = (RESULT, DIVERGED)
 
 
 def one_of_several(text: str) -> tuple[int, int]:
-    """Read I/N with 0 <= I < N, for argparse."""
+    """Parse I/N with 0 <= I < N, for argparse."""
     first, _, step = text.partition("/")
     if not (first.isdigit() and step.isdigit() and int(first) < int(step)):
         raise argparse.ArgumentTypeError(f"{text!r}: expected I/N with 0 <= I < N, for example 0/4")
@@ -30,32 +30,32 @@ def one_of_several(text: str) -> tuple[int, int]:
 
 
 def newest_step(run: Path) -> int:
-    """Return the step of a run's newest checkpoint, 0 without one."""
+    """Return the step of a run's newest checkpoint, or 0 without one."""
     return next(map(step_of, checkpoints(run / "checkpoints")), 0)
 
 
 @dataclass(frozen=True)
 class Share:
-    """Hold the runs that one task of a sweep makes."""
+    """Hold the runs of one task of a sweep."""
 
     folder: Path
-    """Of the sweep."""
+    """The sweep's folder."""
     name: str
     runs: Callable[[], list[Path]]
     """Returns their folders."""
 
     def saved(self) -> tuple[int, int]:
-        """Return how many runs are finished, and the sum of the steps that the others have saved."""
+        """Return the number of finished runs, and the sum of the steps that the others have saved."""
         runs = self.runs()
         finished = [run for run in runs if any((run / name).is_file() for name in FINISHED)]
         return len(finished), sum(newest_step(run) for run in runs if run not in finished)
 
 
 def read_share(config: Path | None, plan: Path | None, first: int, step: int) -> Share:
-    """Return every step-th run of a plan from the first on; of a sweep's file, which lists no runs, whatever it made.
+    """Return every `step`-th run of a plan starting at `first`, or all existing runs of a sweep's file.
 
     Raises:
-        ConfigError: the file cannot be read as that.
+        ConfigError: the file cannot be read as a plan or sweep.
     """
     name = f"{first}-of-{step}"
     if plan is None:
@@ -73,7 +73,7 @@ def read_share(config: Path | None, plan: Path | None, first: int, step: int) ->
 
 
 def _folder(sweep: Any, file: Path) -> Path:
-    """Return the folder of a sweep as `SweepConfig.folder` does, of values that nobody has checked."""
+    """Return the folder of a sweep as `SweepConfig.folder` does, from unchecked values."""
     if "name" not in sweep:
         raise ConfigError(f"{file}: name: not given; a sweep has one")
     return Path(root_of(sweep, file), str(sweep["name"]))

@@ -1,4 +1,4 @@
-"""Draw what a sweep of any kind found: the loss over each of its axes, and the training curves of its runs."""
+"""Draw the results of any sweep: the loss over each of its axes, and the training curves of its runs."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,16 +13,16 @@ from plumbline.launcher.runtime.report.html import Figure
 from plumbline.launcher.runtime.sweep.grid import Point
 from plumbline.launcher.runtime.sweep.result import Result
 
-DRAWN = 10  # settings of the other axes: beyond, nobody can tell their colours apart
+DRAWN = 10  # most settings of the other axes whose colours can be told apart
 CURVES = 100  # runs
-DECADE = 8  # between the ends of an axis, from which on it is logarithmic
+DECADE = 8  # ratio of the ends of an axis from which it is logarithmic
 
 
 def by_axis(points: Sequence[Point]) -> Iterator[Figure]:
-    """Yield the loss over each axis that has more than one value; points without a loss are left out.
+    """Yield the loss over each axis with more than one value, without points that have no loss.
 
     Args:
-        points: the best first.
+        points: points, best first.
     """
     for axis in dict.fromkeys(axis for point in points for axis in point.labels):
         known = [point for point in points if point.loss is not None and axis in point.labels]
@@ -32,7 +32,7 @@ def by_axis(points: Sequence[Point]) -> Iterator[Figure]:
 
 
 def curves(results: Sequence[Result]) -> Iterator[Figure]:
-    """Yield the training loss of those runs whose folders are here, dark where the held-out loss is low."""
+    """Yield the training loss of the runs whose folders exist, darker for lower held-out loss."""
     runs = {result.run: result.outcome.loss for result in results if result.outcome.loss is not None}
     ranked = [run for run in sorted(runs, key=lambda run: runs[run] or 0.0) if (Path(run) / "metrics.jsonl").is_file()]
     drawn = []
@@ -47,7 +47,7 @@ def curves(results: Sequence[Result]) -> Iterator[Figure]:
 
 
 def _over_numbers(axis: str, points: Sequence[Point]) -> Figure:
-    """Draw a line for each setting of the other axes."""
+    """Draw a line per setting of the other axes."""
     settings: dict[str, list[tuple[float, float]]] = {}
     for point in points:
         others = ", ".join(str(label) for name, label in point.labels.items() if name != axis)
@@ -65,7 +65,7 @@ def _over_numbers(axis: str, points: Sequence[Point]) -> Figure:
 
 
 def _over_labels(axis: str, points: Sequence[Point]) -> Figure:
-    """Draw a row of dots for each label, the one with the best point on top."""
+    """Draw a row of dots per label, with the best point's label on top."""
     labels = list(dict.fromkeys(str(point.labels[axis]) for point in points))
 
     def draw(axes: Axes) -> None:

@@ -1,11 +1,11 @@
-"""Tell how well few seeds know an optimum and the cost of missing it: a bootstrap over seeds.
+"""Estimate the uncertainty of an optimum, and of the cost of missing it, by a bootstrap over seeds.
 
-Each sample draws as many seeds as there are, with replacement, the same ones for both sizes, averages their curves,
-finds both optima anew and reads the larger size's curve at both: what the base's value costs there, with the base's own
-optimum as uncertain as it is. A cost is reckoned once for each sample and never paired by hand, so it can be negative
-only by the curve's own shape. Where a sample has an optimum at an end of its grid, the shift is known to one side at
-most; where it is the larger size's, the cost has no upper end, for its least loss may lie beyond. With three to five
-seeds the percentiles are narrow: read them as a lower bound of the uncertainty.
+Each sample draws as many seeds as there are, with replacement and the same for both sizes, averages their curves, finds
+both optima again and reads the larger size's curve at both. That gives the cost of the base's value, including the
+uncertainty of the base's own optimum. A cost is computed once per sample and never paired by hand, so only the shape of
+the curve can make it negative. If a sample has an optimum at an end of its grid, the shift is only bounded on one side;
+if that is the larger size's, the cost has no upper bound, since the least loss may lie beyond. With three to five seeds
+the percentiles are too narrow: read them as a lower bound of the uncertainty.
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ PERCENTILES = (2.5, 97.5)
 
 @dataclass(frozen=True)
 class Interval:
-    """Hold the middle 95 % of what the samples give; None: the samples reach beyond a grid, there is no such end."""
+    """Hold the middle 95 % over the samples; None for an end that lies beyond a grid."""
 
     low: float | None
     high: float | None
@@ -30,23 +30,23 @@ class Interval:
 
 @dataclass(frozen=True)
 class Intervals:
-    """Hold what the bootstrap says of one size against the base."""
+    """Hold the bootstrap intervals of one size relative to the base."""
 
     shift: Interval
-    """Octaves from the base's optimum to the size's."""
+    """Octaves from the base's optimum to this size's."""
     penalty: Interval
     """Nats lost at the base's optimum."""
     unresolved: float
-    """Share of samples in which one of the two optima is the last point of its grid."""
+    """Share of samples in which one of the two optima is at an end of its grid."""
 
 
 def intervals(base: Mapping[int, Curve], size: Mapping[int, Curve], samples: int = SAMPLES) -> Intervals | None:
-    """Return intervals of shift and penalty; None with fewer than two seeds in common, or three values of each.
+    """Return intervals of shift and penalty, or None with fewer than two common seeds, or three values of each.
 
     Args:
         base: seed -> its curve at the base size.
-        size: the same of another size.
-        samples: how many times seeds are drawn; the drawing is the same each time.
+        size: the same for another size.
+        samples: number of samples; the drawing is deterministic.
     """
     seeds = sorted(base.keys() & size.keys())
     if len(seeds) < 2:
@@ -64,14 +64,14 @@ def intervals(base: Mapping[int, Curve], size: Mapping[int, Curve], samples: int
     lost[~is_within(y, base_best)] = np.inf
     return Intervals(
         _interval(size_low - base_high, size_high - base_low),
-        # Of the best that was tried at the base; the size's own optimum, beyond its grid, has less loss than the end
+        # At the best value tried at the base; the size's own optimum, beyond its grid, has less loss than the end
         _interval(lost, np.where(size_edge, np.inf, lost)),
         float((base_edge | size_edge).mean()),
     )
 
 
 def _bounds(x: Array, best: Array, edge: npt.NDArray[np.bool_]) -> tuple[Array, Array]:
-    """Return between which places each optimum is: what is best at an end of the grid x may lie anywhere beyond it."""
+    """Return bounds on the position of each optimum: if the best point is at an end of the grid x, it may be beyond."""
     return np.where(edge & (best == x[0]), -np.inf, best), np.where(edge & (best == x[-1]), np.inf, best)
 
 
@@ -82,7 +82,7 @@ def _table(curves: Mapping[int, Curve], seeds: list[int]) -> tuple[Array, Array]
 
 
 def _interval(lowest: Array, highest: Array) -> Interval:
-    """Return the percentiles of samples of which each lies between two values."""
+    """Return the percentiles of samples that are each known to lie between two values."""
     low, high = (
         float(np.percentile(values, share, method="nearest"))
         for values, share in zip((lowest, highest), PERCENTILES, strict=True)

@@ -1,4 +1,4 @@
-"""Tell which losses do not compare: nats per token of other held-out text, or of the same text in other tokens."""
+"""Find losses that are not comparable: per token of different held-out texts, or of different tokenizations."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,11 +6,11 @@ from typing import Any
 from plumbline.launcher.runtime.sweep.result import Result
 
 LEFT_OUT = 0.02
-"""Share by which bytes for each token may differ between two parts of one text."""
+"""Relative difference of bytes per token allowed between two parts of one text."""
 
 
 def caution(results: Sequence[Result]) -> str | None:
-    """Return a sentence about losses of these results that do not compare; None where all do."""
+    """Return a sentence about losses of these results that are not comparable, or None if all are."""
     found = [_corpora(result.outcome.result or {}) for result in results if result.outcome.loss is not None]
     scored = [corpora for corpora in found if corpora]
     names = dict.fromkeys(" + ".join(corpora) for corpora in scored)
@@ -24,7 +24,7 @@ def caution(results: Sequence[Result]) -> str | None:
 
 
 def _corpora(result: dict[str, Any]) -> dict[str, float]:
-    """Return held-out corpus -> its nats for each bit per byte, which text and tokenizer alone decide; 0: no text."""
+    """Return held-out corpus -> nats per bit per byte, which depends only on text and tokenizer, or 0 without text."""
     found = {}
     for key in sorted(result):
         if key.startswith("eval/") and key.endswith("/loss"):
@@ -34,5 +34,5 @@ def _corpora(result: dict[str, Any]) -> dict[str, float]:
 
 
 def _apart(ratios: Sequence[float]) -> bool:
-    """Return whether ratios differ by more than what windows of another length leave out of the same tokens."""
+    """Return whether ratios differ by more than windows of different lengths can explain."""
     return max(ratios) > (1 + LEFT_OUT) * min(ratios)

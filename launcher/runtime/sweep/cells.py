@@ -1,9 +1,9 @@
-"""Make the cells of a sweep, and tell when two of them are the same run.
+"""Make the cells of a sweep, and detect when two of them are the same run.
 
-A cell is one point of a grid: its labels, its seed and its resolved configuration. It is trained in the run folder
-that its *signature* names: a hash of everything that determines the numbers, in which the parameterization counts by
-its effect (what it decides for every tensor), not by its name. So at the base size, where all rules coincide to the
-last bit, their cells share one run.
+A cell is one point of a grid: its labels, its seed and its resolved configuration. It is trained in a run folder named
+by its *signature*: a hash of everything that determines the numbers. The parameterization enters by its effect (what it
+decides for every tensor), not by its name, so at the base size, where all rules coincide bitwise, their cells share one
+run.
 """
 
 import hashlib
@@ -31,9 +31,9 @@ from plumbline.model.flops import training_flops_per_token
 from plumbline.model.parameterization.multipliers import multipliers
 
 NOT_AS_WRITTEN = {"parameterization", "horizon", "run"}
-"""What counts is what `_effect` says of the two, the seed and REPEATS."""
+"""Not hashed as written: `_effect`, the seed and REPEATS count instead."""
 REPEATS = {"deterministic", "reproducible"}
-HASHED_TOO = {"data.micro_batch_size"}  # it changes nothing but the last bits, and cells are compared to the last bit
+HASHED_TOO = {"data.micro_batch_size"}  # it only changes the last bits, but cells are compared bitwise
 
 
 @dataclass(frozen=True)
@@ -41,38 +41,38 @@ class Cell:
     """Hold one point of a grid and one seed."""
 
     labels: dict[str, Label]
-    """Axis -> label, or value where the axis is a config key."""
+    """Axis -> label, or value if the axis is a config key."""
     config: Config
-    """Configuration of the cell: run.name is the signature, run.root the sweep's folder of runs."""
+    """Configuration of the cell, with run.name the signature and run.root the sweep's folder of runs."""
 
     @property
     def signature(self) -> str:
-        """Return which run this is; cells of the same signature share it."""
+        """Return the identity of the run; cells with the same signature share it."""
         return self.config.run.name
 
     @property
     def flops(self) -> float:
-        """Return the training FLOPs, to order cells by and to estimate the time left."""
+        """Return the training FLOPs, used to order cells and to estimate the time left."""
         config = self.config
         per_token = training_flops_per_token(config.model, config.data.sequence_length, config.objective)
         return per_token * last_step(config) * config.data.batch_plan.tokens_per_step
 
     def __str__(self) -> str:
-        """Return the cell as people read it: rule=sp size=w64 optimizer.lr=0.001 seed=1."""
+        """Describe the cell: rule=sp size=w64 optimizer.lr=0.001 seed=1."""
         return _text({**self.labels, "seed": self.config.run.seed})
 
 
 def expand(sweep: SweepConfig, base: Path, overrides: list[str]) -> list[Cell]:
-    """Return every cell once, in the order of the file: its configuration loaded, its corpora opened, both checked.
+    """Return every cell once, in the order of the file, with its configuration and corpora checked.
 
     Args:
         sweep: the sweep.
-        base: its base file, found.
+        base: path of its base file.
         overrides: `section.key=value` for all cells, on top of `set`.
 
     Raises:
-        ValueError: a configuration or a corpus that cannot be used, with the cell that asks for it; or grids that mean
-            different runs by the same labels.
+        ValueError: a configuration or a corpus cannot be used (names the cell), or grids use the same labels for
+            different runs.
     """
     root = str(sweep.folder / "runs")
     cells: dict[str, Cell] = {}  # labels and seed -> cell
@@ -100,7 +100,7 @@ def expand(sweep: SweepConfig, base: Path, overrides: list[str]) -> list[Cell]:
 
 
 def distinct(cells: Sequence[Cell]) -> list[Cell]:
-    """Return one cell for each run, the longest first, so that no long one is left for the end."""
+    """Return one cell per run, longest first, so that no long one is left for the end."""
     first = {cell.signature: cell for cell in reversed(cells)}
     return sorted(first.values(), key=lambda cell: (-cell.flops, cell.signature))
 
@@ -121,10 +121,10 @@ def _text(labels: dict[str, Label]) -> str:
 
 
 def _as_overrides(values: Values) -> list[str]:
-    """Return overrides of which every value arrives as it is: JSON is YAML.
+    """Return overrides with values written as JSON, which YAML reads unchanged.
 
     Raises:
-        ConfigError: a key would carry a value of its own past all that is asked of the values of a file.
+        ConfigError: a key contains a value of its own, which would bypass the checks of a file's values.
     """
     for key in values:
         if "=" in str(key):
@@ -145,7 +145,8 @@ def _check_overrides(overrides: list[str], grid: GridConfig) -> None:
 def _effect(config: Config) -> dict[str, Any]:
     """Return what the scaling rules decide: for the optimizer, for every tensor, and in the forward pass.
 
-    What takes no part in a run, such as a skip gain of 1, is left out, as it was before there was such a thing.
+    What has no effect on a run, such as a skip gain of 1, is left out, so that newer features do not change old
+    signatures.
     """
     plan = plan_run(config)
     forward = asdict(multipliers(config.model, config.parameterization))
@@ -160,7 +161,7 @@ def _effect(config: Config) -> dict[str, Any]:
 
 
 def _determining(config: Config) -> dict[str, dict[str, Any]]:
-    """Return the values, other than defaults, of the keys that determine a run as they are written."""
+    """Return the non-default values of the keys that determine a run as they are written."""
     determining = {}
     for section, values in config.model_dump(exclude=NOT_AS_WRITTEN, exclude_defaults=True).items():
         known = {key for key in values if mark_of(section, key) in TRAINED or f"{section}.{key}" in HASHED_TOO}
@@ -170,13 +171,13 @@ def _determining(config: Config) -> dict[str, dict[str, Any]]:
 
 
 def _signature(config: Config, seed: int, effect: dict[str, Any], corpora: dict[str, str]) -> str:
-    """Return a hash of all that determines the run: configuration, effect of the scaling rules, text, seed.
+    """Return a hash of everything that determines the run: configuration, effect of the scaling rules, text, seed.
 
-    Values at their defaults are left out, so a key that a later version adds does not make finished runs strangers.
+    Default values are left out, so that keys added by later versions do not change the signatures of finished runs.
     """
     determined = _determining(config)
     if "schedule" in determined:
-        # As the section was when a duration had a key for each unit, so that runs made then are still known
+        # In the old layout with one key per unit of a duration, so that runs made then are still recognised
         for phase in PHASES:
             determined["schedule"].pop(phase, None)
             length = getattr(config.schedule, phase)

@@ -1,8 +1,8 @@
-"""Compare variants, each tuned: which is best, and what else differs (exact match, outliers, int8 loss, speed).
+"""Compare tuned variants: which is best, and what else differs (exact match, outliers, int8 loss, speed).
 
-A variant is a label of one axis. Another axis may keep things apart that have losses of their own, such as tasks: each
-of its labels gets a table. The other axes are what a variant is tuned over: its row is that of its best point, by mean
-over seeds. A point counts only if all its seeds have finished; those that do not are named beside the row.
+A variant is a label of one axis. Another axis may separate things whose losses are not comparable, such as tasks: each
+of its labels gets a table. A variant is tuned over the remaining axes, and its row shows its best point, by mean over
+seeds. A point only counts if all its seeds have finished; others are named beside the row.
 """
 
 import math
@@ -40,43 +40,43 @@ MERITS: dict[Merit, tuple[str, ...]] = {
     "thinking_exact_match": ("thinking_exact_match", "exact_match"),
     "answer_match": ("answer_match",),
     "thinking_answer_match": ("thinking_answer_match", "answer_match"),
-}  # what each goes by, in this order; then by the loss
-NAMED = 3  # points that are left out of a variant; the others are counted
+}  # quantities by which each merit ranks, in this order, then by the loss
+NAMED = 3  # most excluded points of a variant that are named; others are only counted
 Point = dict[str, Estimate]
-"""Those of COLUMNS that every seed of a point has, each over seeds."""
+"""Mean over seeds for those of COLUMNS that every seed of a point has."""
 
 
 @dataclass(frozen=True)
 class Solved:
-    """Hold with how many seeds a variant's best point reaches a score."""
+    """Hold how many seeds of a variant's best point reach a score."""
 
     seeds: int
     of: int
     low: float
-    """Lower end of the 95 % interval of the share of seeds (Wilson), as `high` is its upper end."""
+    """Lower end of the 95 % interval of the share of seeds (Wilson); `high` is the upper end."""
     high: float
     steps: dict[int, int | None]
-    """Seed -> step of the first evaluation that reached the score; None: none did."""
+    """Seed -> step of the first evaluation that reached the score, or None if none did."""
 
 
 @dataclass(frozen=True)
 class Variant:
-    """Hold what one variant reaches."""
+    """Hold the results of one variant."""
 
     best: str | None
-    """Its best point, as axis=label; None where no point is complete."""
+    """Its best point, as axis=label, or None if no point is complete."""
     points: dict[str, Point | None]
-    """None for a point that is not complete."""
+    """Points by axis=label; None for one that is incomplete."""
     seeds: dict[str, dict[int, float]]
-    """Those of PLOTTED that the best point has: quantity -> seed -> value."""
+    """Quantity -> seed -> value, for those of PLOTTED that the best point has."""
     solved: Solved | None = None
-    """None where `ComparisonConfig.solved` is, or no point is complete."""
+    """None if `ComparisonConfig.solved` is None, or no point is complete."""
     notes: list[str] = field(default_factory=list)
-    """What the best point was not chosen from, and on which axes it is at an end."""
+    """Points that were excluded from the choice, and axes on which the best point is at an end."""
 
     @property
     def at_best(self) -> Point | None:
-        """Return the best point; None where no point is complete."""
+        """Return the best point, or None if no point is complete."""
         return None if self.best is None else self.points[self.best]
 
 
@@ -85,9 +85,9 @@ class ComparisonSummary:
     """Hold the tables of a comparison."""
 
     tables: dict[str, dict[str, Variant]]
-    """Table -> variant, the best first. A table is named as its label of `within`; without it there is one, "all"."""
+    """Table -> variants, best first. Tables are named by their label of `within`; without it there is one, "all"."""
     cautions: dict[str, str]
-    """Table -> which of its losses do not compare; tables of which all do are not there."""
+    """Table -> which of its losses are not comparable, only for tables that have any."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the tables as plain values."""
@@ -100,17 +100,18 @@ class ComparisonSummary:
 
 
 class ComparisonConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
-    """Say how a comparison is read."""
+    """Configure how a comparison is evaluated."""
 
     variants: str
     """The axis whose labels are compared."""
     within: str | None = None
-    """An axis whose labels are kept apart, a table for each; all remaining axes are tuned."""
+    """An axis whose labels are kept apart, with a table for each; all remaining axes are tuned."""
     by: Merit = "loss"
-    """What chooses points and orders rows: the loss; exact_match or answer_match; or one of them with thoughts, and
-    without for those that do not think. Where nothing is matched, the loss."""
+    """Criterion for choosing points and ordering rows: the loss, exact_match, answer_match, or one of these with
+    thoughts (without for variants that do not think). If there are no matches, the loss."""
     solved: Annotated[float, Field(gt=0, le=1)] | None = None
-    """A score of `by`: with how many seeds the best point reaches it at the end, and in which step each did first."""
+    """A threshold for `by`: report how many seeds of the best point reach it at the end, and at which step each first
+    did."""
 
     @model_validator(mode="after")
     def _solves_something(self) -> "ComparisonConfig":
@@ -123,7 +124,7 @@ class ComparisonConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_
 
 
 def check(settings: ComparisonConfig | None, results: Sequence[Result]) -> None:
-    """Refuse cells without the axis.
+    """Refuse cells without the required axes.
 
     Raises:
         ValueError: no block comparison, or a cell without the axis of the variants.
@@ -174,7 +175,7 @@ def _variant(points: dict[str, list[Result]], settings: ComparisonConfig) -> Var
 
 
 def _notes(points: dict[str, list[Result]], complete: Collection[str], best: str) -> Iterator[str]:
-    """Yield which points are out for want of a loss of every seed, and which numbers of the best are at an end."""
+    """Yield which points are excluded because a seed has no loss, and on which axes the best point is at an end."""
     out = [point for point in points if point not in complete]
     if out:
         named = (f"{point} ({_missing(points[point])})" for point in out[:NAMED])
@@ -192,7 +193,7 @@ def _missing(cells: Sequence[Result]) -> str:
 
 
 def _solved(cells: Sequence[Result], by: Merit, threshold: float) -> Solved:
-    """Return with how many seeds a point reaches a score at its end, and when each did first."""
+    """Return how many seeds of a point reach a score at the end, and when each first did."""
     right, steps = 0, {}
     for cell in cells:
         of_step = next((of for score in MERITS[by] if (of := cell.outcome.evaluations.get(score))), {})
@@ -213,14 +214,14 @@ def _ranked(variants: dict[str, Variant], by: Merit) -> dict[str, Variant]:
 
 
 def _merit(point: Point, by: Merit) -> tuple[float, float]:
-    """Return how good a point is: the larger, the better; of points that match equally often, the one of less loss."""
+    """Return a sort key for the quality of a point, larger being better; ties in matches are broken by lower loss."""
     known = [point[key].mean for key in MERITS[by] if key in point]
     matched = known[0] if known else -math.inf
     return matched, -point["loss"].mean
 
 
 def _point(cells: Sequence[Result]) -> Point | None:
-    """Return mean and standard error over seeds of everything that all of them have; None while one has no loss."""
+    """Return mean and standard error over seeds of all quantities that every seed has, or None if one has no loss."""
     if any(cell.outcome.loss is None for cell in cells):
         return None
     rows = [_quantities(cell) for cell in cells]
@@ -229,14 +230,14 @@ def _point(cells: Sequence[Result]) -> Point | None:
 
 
 def _quantities(cell: Result) -> dict[str, float | None]:
-    """Return what a cell has for each of COLUMNS; None: nothing."""
+    """Return a cell's value for each of COLUMNS, or None if missing."""
     outliers = cell.outcome.outliers
     known = vars(cell.outcome) | ({} if outliers is None else vars(outliers))
     return {key: known.get(key) for key in COLUMNS}
 
 
 def lines(summary: ComparisonSummary) -> Iterator[str]:
-    """Yield for each table a line for each variant at its best point, the best variant first."""
+    """Yield, for each table, a line per variant at its best point, best variant first."""
     for table, variants in summary.tables.items():
         if len(summary.tables) > 1:
             yield table

@@ -1,4 +1,4 @@
-"""Draw a comparison: a row for each variant at its best point, the best on top; a dot for each seed."""
+"""Draw a comparison: a row per variant at its best point, best on top, with a dot per seed."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,7 +20,7 @@ def plot(summary: ComparisonSummary, path: Path) -> None:
 
 
 def draw(summary: ComparisonSummary) -> Figure:
-    """Draw a panel for each table: exact match where there is any, else the held-out loss; a bar at each mean."""
+    """Draw a panel per table, with exact match if available, else the held-out loss, and a bar at each mean."""
     tables = summary.tables
     columns = min(2, len(tables))
     rows = -(-len(tables) // columns)
@@ -69,7 +69,7 @@ def _panel(axes: Axes, variants: Mapping[str, Variant]) -> None:
 
 
 def _mark(axes: Axes, variant: Variant, key: str, height: float, colour: str) -> None:
-    """Draw a dot for each seed and a bar at their mean, of a variant that has this quantity."""
+    """Draw a dot per seed and a bar at their mean, if the variant has this quantity."""
     values = list(variant.seeds.get(key, {}).values())
     if not values or variant.at_best is None:
         return

@@ -1,4 +1,4 @@
-"""Describe a sweep: a base run, the grids of values to try on it, and what to make of the results."""
+"""Define the configuration of a sweep: a base run, grids of values to try, and how to evaluate the results."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,10 +22,10 @@ OURS = ("run.name", "run.root", "run.seed")  # keys that the sweep sets for each
 
 
 class GridConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
-    """Describe the product of some axes."""
+    """Configure the product of some axes."""
 
     axes: dict[str, Axis] = Field(min_length=1)
-    """Axis -> what it goes through: a config key and its values, or a name and labelled sets of keys with values."""
+    """Axis -> its values: a config key with values, or a name with labelled sets of keys and values."""
 
     @field_validator("axes", mode="before")
     @classmethod
@@ -58,21 +58,21 @@ class GridConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attrib
 
 
 class SweepConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
-    """Describe a sweep. Its cells are the union of its grids, each once for each seed."""
+    """Configure a sweep. Its cells are the union of its grids, repeated for each seed."""
 
     name: str = Field(min_length=1, pattern=r"^[\w.+-]*[\w+-][\w.+-]*$")
     """Name of the sweep and of its folder."""
     root: str = USUAL
-    """Folder that holds sweep folders. Left out: `sweeps` in the run.root of the base, which is runs by default; but a
-    sweep that has runs in runs/sweeps stays there."""
+    """Folder that holds sweep folders. Default: `sweeps` in the run.root of the base, which is runs by default, except
+    that a sweep that already has runs in runs/sweeps stays there."""
     kind: str = "grid"
-    """What to make of the results. grid: a table of all cells; comparison: which variant is best when each is tuned?
-    lr_transfer: does the best learning rate stay put? coordinate_check: do activations and their changes keep their
-    size?"""
+    """How to evaluate the results. grid: a table of all cells; comparison: which variant is best if each is tuned?
+    lr_transfer: does the best learning rate stay the same? coordinate_check: do activations and their changes keep
+    their size?"""
     base: str
     """YAML file of the run that every cell starts from, relative to the sweep's file."""
     set: Values = {}
-    """section.key -> value, over the base, for all cells."""
+    """section.key -> value, overrides of the base for all cells."""
     seeds: list[NonNegativeInt] = Field(default=[1], min_length=1)
     """run.seed of the repetitions of each cell."""
     grids: list[GridConfig] = Field(min_length=1)
@@ -89,7 +89,7 @@ class SweepConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attri
     @validator(mode="before")
     @classmethod
     def _check_grids(cls, values: Any) -> Any:
-        """Say where axes and keys of a run belong, wherever else they were written."""
+        """Explain where axes and keys of a run belong if they are misplaced."""
         if not isinstance(values, dict):
             return values
         if keys := [key for key in values if "." in str(key)]:
@@ -118,17 +118,17 @@ class SweepConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attri
 
     @property
     def how(self) -> Kind[Any]:
-        """Return how this kind of sweep is run and read."""
+        """Return how this kind of sweep is run and evaluated."""
         return KINDS[self.kind]
 
     @property
     def settings(self) -> Any:
-        """Return the block of the kind's own name; None where there is none."""
+        """Return the settings block named after the kind, or None if there is none."""
         return getattr(self, self.kind, None)
 
 
 def _is_bare_grid(entry: Any) -> bool:
-    """Return whether an entry of grids holds config keys where its axes should be."""
+    """Return whether an entry of grids has config keys in place of `axes`."""
     return isinstance(entry, dict) and "axes" not in entry and any("." in str(key) for key in entry)
 
 
@@ -141,7 +141,7 @@ def load_sweep(path: Path) -> SweepConfig:
     """Read a sweep's YAML file.
 
     Raises:
-        ConfigError: it cannot be read, or a key, type or value in it is wrong; one line for each problem.
+        ConfigError: it cannot be read, or a key, type or value in it is wrong; one line per problem.
     """
     values = plain_values(read_yaml(path), str(path))
     if not isinstance(values, dict):
@@ -150,16 +150,16 @@ def load_sweep(path: Path) -> SweepConfig:
 
 
 def parse_sweep(values: Any, source: str) -> SweepConfig:
-    """Return the sweep that nested plain values describe.
+    """Build a sweep from nested plain values.
 
     Raises:
-        ConfigError: names every problem, one for each line, with `source` in front.
+        ConfigError: names every problem, one per line, prefixed with `source`.
     """
     return parse(SweepConfig, values, source)
 
 
 def _with_text_labels(values: Any) -> Any:
-    """Return the grid with labels as text: YAML reads the label 64 as a number."""
+    """Convert the labels of a grid to text, since YAML reads the label 64 as a number."""
     return {str(label): set_ for label, set_ in values.items()} if isinstance(values, dict) else values
 
 

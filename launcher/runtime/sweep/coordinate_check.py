@@ -1,8 +1,8 @@
-"""Check that every activation keeps its size as the model grows: slopes over width and depth, against gates.
+"""Check that every activation keeps its size as the model grows, by comparing slopes over width and depth with gates.
 
 A cell takes `train.steps` steps on the first batch of the data, at the constant peak learning rate, without clipping,
 and records what model/diagnostics/coordinate_check.py observes. A slope is fitted seed by seed and then averaged. The
-gates describe CompleteP; that another rule fails them says how it scales, and that the check can fail.
+gates describe CompleteP. Other rules fail them, which shows how they scale, and that the check can fail.
 """
 
 import math
@@ -32,7 +32,7 @@ RECORD_AT = (0, 1, 2, 4, 10)  # steps; those beyond train.steps are left out
 
 
 class CoordinateCheckConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
-    """Say how a coordinate check is read. Sizes come from the cells themselves."""
+    """Configure how a coordinate check is evaluated. Sizes come from the cells themselves."""
 
     curves: str
     """The axis whose labels are compared, usually the parameterization's rule."""
@@ -40,28 +40,28 @@ class CoordinateCheckConfig(BaseModel, extra="forbid", frozen=True, strict=True,
 
 @dataclass(frozen=True)
 class Slope:
-    """Hold how one quantity goes with size at one step."""
+    """Hold how one quantity scales with size at one step."""
 
     slope: float
-    """Slope of log2(value) against log2(size), mean over seeds; NaN where a value is not finite."""
+    """Slope of log2(value) against log2(size), mean over seeds; NaN if a value is not finite."""
     error: float | None
-    """Standard error over seeds; None for one seed."""
+    """Standard error over seeds, or None for one seed."""
     values: dict[int, float]
     """Size -> mean over seeds."""
 
 
 @dataclass(frozen=True)
 class GateResult:
-    """Hold one gate with the slope that was measured."""
+    """Hold one gate and the measured slope."""
 
     quantity: str
     step: int
     low: float
     high: float
     slope: float | None
-    """None where a value is not finite."""
+    """Measured slope, or None if a value is not finite."""
     error: float | None
-    """Standard error over seeds; None for one seed."""
+    """Standard error over seeds, or None for one seed."""
     passes: bool
 
 
@@ -81,12 +81,12 @@ class CoordinateCheckSummary:
     base: dict[str, int]
     """Family -> size of the base."""
     families: dict[str, dict[str, CurveSummary]]
-    """Family -> label -> curve; without those that have fewer than two finished sizes."""
+    """Family -> label -> curve, without curves of fewer than two finished sizes."""
     failed: dict[str, dict[str, list[int]]]
-    """Family -> label -> sizes of which a run failed."""
+    """Family -> label -> sizes at which a run failed."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values; `failed` only where a run has."""
+        """Return plain values, with `failed` only if a run has."""
         document = asdict(self)
         if not any(self.failed.values()):
             del document["failed"]
@@ -94,7 +94,7 @@ class CoordinateCheckSummary:
 
 
 def run(config: Config, inputs: Inputs, world: World, _stop: StopRequest) -> bool:
-    """Train and observe one cell; what was recorded goes into result.json. It takes seconds: nobody can stop it."""
+    """Train and observe one cell, and write the record to result.json. It takes seconds and cannot be stopped."""
     batches = inputs.train.micro_batches(0)
     input_ids, labels = (
         torch.cat([batch[key] for batch in batches]).to(world.device) for key in ("input_ids", "labels")
@@ -126,7 +126,7 @@ def check(settings: CoordinateCheckConfig | None, results: Sequence[Result]) -> 
 
 
 def summarize(settings: CoordinateCheckConfig, results: Sequence[Result]) -> CoordinateCheckSummary:
-    """Return for each family and curve the values and slopes of every quantity at every step, and the gates."""
+    """Return, for each family and curve, the values and slopes of every quantity at every step, and the gates."""
     families: dict[str, dict[str, CurveSummary]] = {}
     failed: dict[str, dict[str, list[int]]] = {}
     for family, curves in family_members(settings.curves, results).items():
@@ -144,10 +144,10 @@ def summarize(settings: CoordinateCheckConfig, results: Sequence[Result]) -> Coo
 
 
 def _at_one_rate(cells: Sequence[Result], family: str) -> list[Result]:
-    """Return the cells at the rate that has several sizes; the base, in both families, may have two rates.
+    """Return the cells at the learning rate with several sizes; the base, in both families, may have two rates.
 
     Raises:
-        ValueError: there are several such rates, which one picture cannot hold.
+        ValueError: there are several such rates, which one figure cannot show.
     """
     rates: dict[float, list[Result]] = {}
     for cell in cells:
@@ -163,7 +163,7 @@ def _at_one_rate(cells: Sequence[Result], family: str) -> list[Result]:
 def _slopes(cells: Sequence[Result], family: str) -> dict[str, dict[int, Slope]]:
     """Return quantity -> step -> slope over sizes, its standard error over seeds, and the mean at each size.
 
-    Empty when there are fewer than two sizes, or no seed has finished all of them.
+    It is empty with fewer than two sizes, or if no seed has finished all of them.
     """
     seeds: dict[int, dict[int, dict[str, Record]]] = {}  # seed -> size -> step -> quantity -> value
     for cell in cells:
@@ -179,7 +179,7 @@ def _slopes(cells: Sequence[Result], family: str) -> dict[str, dict[int, Slope]]
         for quantity in record:
             values = {seed: [at[size][step][quantity] for size in sizes] for seed, at in seeds.items()}
             fitted = [slope(sizes, row) for row in values.values()]
-            if any(v != 0 for row in values.values() for v in row):  # nothing has changed at initialisation
+            if any(v != 0 for row in values.values() for v in row):  # changes are all zero at initialisation
                 slopes.setdefault(quantity, {})[int(step)] = Slope(
                     slope=mean(fitted),
                     error=standard_error(fitted),
@@ -189,7 +189,7 @@ def _slopes(cells: Sequence[Result], family: str) -> dict[str, dict[int, Slope]]
 
 
 def _gates(slopes: Mapping[str, Mapping[int, Slope]], family: str) -> list[GateResult]:
-    """Return every gate of the family with the slope that was measured."""
+    """Return every gate of the family with the measured slope."""
     gates = []
     for gate in GATES[family]:
         met = slopes.get(gate.quantity, {}).get(gate.step)
@@ -209,7 +209,7 @@ def _gates(slopes: Mapping[str, Mapping[int, Slope]], family: str) -> list[GateR
 
 
 def lines(summary: CoordinateCheckSummary) -> Iterator[str]:
-    """Yield a table for each family, gates down and curves across, and where runs failed."""
+    """Yield a table per family, with gates as rows and curves as columns, and where runs failed."""
     for family, curves in summary.families.items():
         if curves:
             yield from _table(family, curves)

@@ -1,4 +1,4 @@
-"""Draw a coordinate check: what is gated, against size, one panel for each quantity and one line per rule."""
+"""Draw a coordinate check: gated quantities against size, one panel per quantity and one line per rule."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ PANELS = (
 
 
 def plot(summary: CoordinateCheckSummary, path: Path) -> None:
-    """Draw the panels: a row for width and one for depth, values at the last recorded step, seed means, log-log."""
+    """Draw the panels: rows for width and depth, seed means at the last recorded step, on log-log axes."""
     rows = {family: curves for family, curves in summary.families.items() if curves}
     if not rows:
         return

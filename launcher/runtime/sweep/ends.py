@@ -1,4 +1,4 @@
-"""Tell where the best of a grid lies at its end, so that a wider one may hold a better."""
+"""Detect a best point at the end of a grid, so that a wider grid may have a better one."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -6,11 +6,11 @@ from plumbline.launcher.runtime.sweep.result import Label
 
 
 def axes_at_end(best: Mapping[str, Label], points: Sequence[Mapping[str, Label]]) -> Iterator[str]:
-    """Yield each axis of numbers on which a point has the smallest or largest that was tried beside it.
+    """Yield each numeric axis on which a point has the smallest or largest value tried, other axes being equal.
 
     Args:
         best: axis -> label of the point.
-        points: the same of every point of the grid, `best` among them.
+        points: the same for every point of the grid, including `best`.
     """
     for axis, value in best.items():
         line = [point.get(axis) for point in points if {**point, axis: None} == {**best, axis: None}]

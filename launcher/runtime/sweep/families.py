@@ -1,11 +1,11 @@
-"""Sort cells by size: those that differ from the base in width alone, in depth alone, or in both."""
+"""Sort cells into families that differ from the base in width alone, in depth alone, or in both."""
 
 from collections.abc import Sequence
 
 from plumbline.launcher.runtime.sweep.result import Result
 
-SIZES = {"width": "hidden_size", "depth": "num_hidden_layers"}  # family -> what its members differ in
-JOINT = "width x depth"  # the family of those that differ in both, by the product
+SIZES = {"width": "hidden_size", "depth": "num_hidden_layers"}  # family -> the key in which its members differ
+JOINT = "width x depth"  # the family of cells that differ in both, ordered by the product
 
 
 def size_of(result: Result, family: str) -> int:
@@ -15,7 +15,7 @@ def size_of(result: Result, family: str) -> int:
 
 
 def base_of(result: Result, family: str) -> int | None:
-    """Return this size of the base of a cell."""
+    """Return the corresponding size of a cell's base."""
     return {"width": result.base_hidden_size, "depth": result.base_num_hidden_layers}[family]
 
 
@@ -39,10 +39,10 @@ def base_size(results: Sequence[Result]) -> dict[str, int]:
 
 
 def family_members(axis: str, results: Sequence[Result]) -> dict[str, dict[str, list[Result]]]:
-    """Return family -> label of the axis -> cells whose other size is the base's; the base is in both families.
+    """Return family -> label of the axis -> cells whose other size equals the base's; the base is in both families.
 
     Raises:
-        ValueError: a cell does not have the axis.
+        ValueError: a cell lacks the axis.
     """
     base = base_size(results)
     families: dict[str, dict[str, list[Result]]] = {family: {} for family in SIZES}
@@ -57,10 +57,10 @@ def family_members(axis: str, results: Sequence[Result]) -> dict[str, dict[str, 
 
 
 def joint_members(axis: str, results: Sequence[Result]) -> dict[str, list[Result]]:
-    """Return label of the axis -> cells that differ from the base in width and in depth, and the base; {} without any.
+    """Return label of the axis -> the base and the cells that differ from it in width and depth, or {} if none do.
 
     Raises:
-        ValueError: two shapes have one product of width and depth.
+        ValueError: two shapes have the same product of width and depth.
     """
     base = base_size(results)
     differing = [sum(size_of(result, family) != base[family] for family in SIZES) for result in results]
@@ -79,7 +79,7 @@ def joint_members(axis: str, results: Sequence[Result]) -> dict[str, list[Result
 
 
 def without_curves(kind: str) -> str:
-    """Say what is missing where a sweep of a kind that draws curves over sizes does not name their axis."""
+    """Return the error for a sweep that draws curves over sizes without naming their axis."""
     return (
         f"{kind}: missing; a sweep of this kind says `{kind}: {{curves: AXIS}}`, the axis whose labels get a curve "
         "each; one label will do, as in the axis rule: {completep: {parameterization.rule: completep}}"

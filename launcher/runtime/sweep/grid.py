@@ -1,4 +1,4 @@
-"""Summarize a sweep with no question of its own: mean held-out loss of each point over its seeds, best first."""
+"""Summarize a sweep without a specific question: mean held-out loss of each point over its seeds, best first."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -16,22 +16,22 @@ class Point:
     """Hold one point of a grid over its seeds."""
 
     labels: dict[str, Label]
-    """Axis -> label, or value where the axis is a config key."""
+    """Axis -> label, or value if the axis is a config key."""
     loss: float | None
-    """Mean held-out loss, nats per token; None until all seeds have one."""
+    """Mean held-out loss in nats per token, or None until all seeds have one."""
     loss_error: float | None
-    """Standard error of the mean; None for one seed."""
+    """Standard error of the mean, or None for one seed."""
     statuses: list[str]
-    """How the runs of its seeds ended, each outcome once."""
+    """Outcomes of the runs of its seeds, without duplicates."""
 
 
 @dataclass(frozen=True)
 class GridSummary:
-    """Hold all points, the best first."""
+    """Hold all points, best first."""
 
     points: list[Point]
     caution: str | None = None
-    """Which of their losses do not compare."""
+    """Which of their losses are not comparable, or None."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the summary as plain values."""
@@ -46,7 +46,7 @@ def check(_settings: None, _results: Sequence[Result]) -> None:
 
 
 def summarize(_settings: None, results: Sequence[Result]) -> GridSummary:
-    """Return points with mean loss and its standard error; a point counts as unfinished until all its seeds are."""
+    """Return points with mean loss and its standard error; a point is unfinished until all its seeds are finished."""
     points: dict[str, list[Result]] = {}
     for result in results:
         points.setdefault(json.dumps(result.labels), []).append(result)
@@ -66,13 +66,13 @@ def summarize(_settings: None, results: Sequence[Result]) -> GridSummary:
 
 
 def lines(summary: GridSummary) -> Iterator[str]:
-    """Yield one line for each point, those with the axes at whose end the best lies, and what does not compare."""
+    """Yield a line per point, then axes at whose end the best point lies, and losses that are not comparable."""
     yield "held-out loss, nats per token; of several seeds the mean and its standard error"
     for point in summary.points:
         error = "" if point.loss_error is None else f" ± {point.loss_error:.4f}"
         loss = ", ".join(point.statuses) if point.loss is None else f"{point.loss:.4f}{error}"
         yield f"{loss:<18}  {' '.join(f'{axis}={label}' for axis, label in point.labels.items())}"
-    tried = [point.labels for point in summary.points]  # one that diverged bounds the best as well
+    tried = [point.labels for point in summary.points]  # a diverged point bounds the best as well
     has_best = bool(summary.points) and summary.points[0].loss is not None
     for axis in axes_at_end(tried[0], tried) if has_best else ():
         yield f"the best has the last {axis} of its grid: a wider grid may hold a better one"

@@ -1,6 +1,6 @@
-"""List what a sweep can be for: each kind turns results into a summary, lines to print, and a figure.
+"""List the kinds of sweeps, each of which turns results into a summary, lines to print, and a figure.
 
-A new kind is a module here and a line in KINDS; if it has settings, also a field of its name in SweepConfig.
+A new kind needs a module here and a line in KINDS and, if it has settings, a field of its name in SweepConfig.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -23,10 +23,10 @@ from plumbline.launcher.runtime.train.train import train
 
 
 class Summary(Protocol):
-    """Describe what a kind makes of results: a dataclass of its own."""
+    """Define the interface of a kind's summary, which is its own dataclass."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return the summary as plain values: what summary.json holds under the kind's name."""
+        """Return the plain values that summary.json holds under the kind's name."""
 
 
 S = TypeVar("S", bound=Summary)
@@ -34,10 +34,10 @@ S = TypeVar("S", bound=Summary)
 
 @dataclass(frozen=True)
 class Kind(Generic[S]):
-    """Say how a sweep of this kind is checked, run and read. `settings` is the block of the kind's name, or None."""
+    """Define how a sweep of this kind is checked, run and evaluated. `settings` is the kind's block, or None."""
 
     check: Callable[[Any, Sequence[Result]], None]
-    """(settings, results before anything ran): raises ValueError if these cells cannot be summarized."""
+    """(settings, results before anything ran): raises ValueError if the cells cannot be summarized."""
     summarize: Callable[[Any, Sequence[Result]], S]
     """(settings, results so far) -> the summary."""
     lines: Callable[[S], Iterator[str]]
@@ -45,7 +45,7 @@ class Kind(Generic[S]):
     plot: Callable[[S, Path], None] | None = None
     """Draws the summary into a PNG file."""
     run: Run = train
-    """What a worker does with a cell: writes result.json and returns True, or False if it was asked to stop."""
+    """What a worker does with a cell: it writes result.json and returns True, or False if it was asked to stop."""
 
 
 KINDS: dict[str, Kind[Any]] = {

@@ -1,8 +1,8 @@
-"""Tell whether the best learning rate stays where it is when the model grows, for each curve and direction.
+"""Measure whether the best learning rate stays the same as the model grows, for each curve and direction.
 
 The optimum of a size is found in log2 of the learning rate, seed by seed: a parabola through the
-best point and its neighbours within one octave (least squares when they are more than three). `axis` puts another
-hyperparameter in its place. Everything here is a pure function of results.
+best point and its neighbours within one octave (least squares when they are more than three). `axis` replaces it by
+another hyperparameter. Everything here is a pure function of results.
 """
 
 import math
@@ -29,13 +29,13 @@ from plumbline.launcher.runtime.sweep.seed_means import mean, standard_error
 
 
 class LrTransferConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
-    """Say how a learning-rate transfer sweep is read. Sizes and learning rates come from the cells themselves."""
+    """Configure how a learning-rate transfer sweep is evaluated. Sizes and learning rates come from the cells."""
 
     curves: str
     """The axis whose labels are compared, usually the parameterization's rule."""
     axis: str | None = None
-    """An axis of positive numbers that is read in place of optimizer.lr: the config key of another hyperparameter, for
-    example model.initializer_range."""
+    """An axis of positive numbers to use instead of optimizer.lr: the config key of another hyperparameter, for example
+    model.initializer_range."""
     bootstrap: bool = False
     """Add 95 % intervals of shift and penalty, by a bootstrap over seeds."""
 
@@ -46,26 +46,26 @@ class LrPoint:
 
     lr: float
     loss: float | None
-    """Mean over seeds; None where one diverged or is not finished."""
+    """Mean over seeds, or None if one diverged or is not finished."""
     error: float | None
-    """Standard error of the mean; None without a mean, or of one seed."""
+    """Standard error of the mean, or None without a mean or for one seed."""
 
 
 @dataclass(frozen=True)
 class Optimum:
-    """Hold where the best learning rate of a size is, in log2, and the loss there; None without any loss."""
+    """Hold the best learning rate of a size, in log2, and the loss there; None without any loss."""
 
     optimum: float | None
-    """Mean over seeds of each seed's own."""
+    """Mean over seeds of each seed's optimum."""
     optimum_error: float | None
     """Standard error of that mean."""
     optimum_of_seed: dict[int, float]
     edge: bool
-    """Whether the best point of some seed has no loss on one side: its true optimum may lie beyond it."""
+    """Whether some seed's best point has no loss on one side, so that its true optimum may lie beyond."""
     optimum_of_mean: float | None
     """Optimum of the seed-mean curve."""
     loss: float | None
-    """Loss at the optimum of the seed-mean curve, mean over seeds."""
+    """Mean loss over seeds at the optimum of the seed-mean curve."""
     loss_error: float | None
     resolved: bool
     """Whether the best point of the seed-mean curve has a loss on both sides."""
@@ -73,7 +73,7 @@ class Optimum:
 
 @dataclass(frozen=True)
 class Penalty:
-    """Hold what it costs to train a size at the base's best learning rate, nats per token."""
+    """Hold the cost of training a size at the base's best learning rate, in nats per token."""
 
     nats: float
     error: float | None
@@ -85,18 +85,18 @@ class SizeSummary:
     """Hold one size of one curve."""
 
     points: list[LrPoint]
-    """In the order of their learning rates."""
+    """Points by ascending learning rate."""
     seeds: dict[int, Curve]
     diverged: dict[float, list[int]]
     """Learning rate -> seeds that diverged there."""
     best: Optimum
     penalty: Penalty | None = None
-    """None where the optimum of base or size is not resolved, or that of the base lies outside of this size's grid."""
+    """None if the optimum of base or size is not resolved, or the base's lies outside this size's grid."""
     intervals: Intervals | None = None
-    """Of shift and penalty, where they were asked for and there are seeds for them."""
+    """Intervals of shift and penalty, if requested and there are enough seeds."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values, in which the optimum stands beside the rest."""
+        """Return plain values, with the fields of the optimum at the top level."""
         values = asdict(self)
         optimum, penalty, intervals = (values.pop(key) for key in ("best", "penalty", "intervals"))
         return {**values, **optimum, "penalty": penalty} | ({"intervals": intervals} if intervals else {})
@@ -111,13 +111,13 @@ class Shift:
     octaves: float
     octaves_error: float | None
     per_doubling: float
-    """Slope over all sizes, octaves for each doubling of the size."""
+    """Slope over all sizes, in octaves per doubling of the size."""
     per_doubling_error: float | None
     edge: bool
     """Whether some size's optimum is at the edge of its grid."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values; the two sizes are called from and to."""
+        """Return plain values, with the two sizes named `from` and `to`."""
         values = asdict(self)
         return {"from": values.pop("base"), "to": values.pop("largest"), **values}
 
@@ -128,7 +128,7 @@ class CurveSummary:
 
     sizes: dict[int, SizeSummary]
     shift: Shift | None
-    """None with fewer than two sizes, or no seed that both ends have."""
+    """None with fewer than two sizes, or without a seed that both ends have."""
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
@@ -145,11 +145,11 @@ class LrTransferSummary:
     families: dict[str, dict[str, CurveSummary]]
     """Family -> label -> curve."""
     axis: str = "optimizer.lr"
-    """What stands in the place of the learning rate in every table."""
+    """The hyperparameter that every table shows."""
 
     @property
     def shown(self) -> dict[str, dict[str, CurveSummary]]:
-        """Return the families with several sizes; the first one where none has, for all hold the base alone then."""
+        """Return the families with several sizes, or only the first if none has, since all then hold just the base."""
         several = {
             family: curves
             for family, curves in self.families.items()
@@ -196,7 +196,7 @@ def check(settings: LrTransferConfig | None, results: Sequence[Result]) -> None:
 
 
 def summarize(settings: LrTransferConfig, results: Sequence[Result]) -> LrTransferSummary:
-    """Return for each family and curve the optimum of each size, its shift from the base, the cost of not re-tuning."""
+    """Return, per family and curve, each size's optimum, its shift from the base, and the cost of not re-tuning."""
     results = _along(settings.axis, results)
     base, families = base_size(results), family_members(settings.curves, results)
     if joint := joint_members(settings.curves, results):
@@ -212,7 +212,7 @@ def summarize(settings: LrTransferConfig, results: Sequence[Result]) -> LrTransf
 
 
 def _along(axis: str | None, results: Sequence[Result]) -> Sequence[Result]:
-    """Return results with their value on the axis in the place of the learning rate.
+    """Return results with the learning rate replaced by their value on the axis.
 
     Raises:
         ValueError: a cell has no positive number there.
@@ -261,7 +261,7 @@ def _size(results: Sequence[Result]) -> SizeSummary:
 
 
 def _points(results: Sequence[Result], seeds: dict[int, Curve]) -> list[LrPoint]:
-    """Return the mean loss of each learning rate; None where a seed diverged or is not finished."""
+    """Return the mean loss at each learning rate, or None where a seed diverged or is not finished."""
     points = []
     for lr in sorted({result.lr for result in results}):
         losses = [curve[lr] for curve in seeds.values() if lr in curve]
@@ -272,7 +272,7 @@ def _points(results: Sequence[Result], seeds: dict[int, Curve]) -> list[LrPoint]
 
 
 def optimum(seeds: dict[int, Curve]) -> Optimum:
-    """Return where the best learning rate is, and the loss there."""
+    """Return the best learning rate and the loss there."""
     fits = {seed: fit(curve) for seed, curve in seeds.items() if curve}
     common = _common(seeds)
     best, mean_edge = fit(_mean_curve(common)) if all(common.values()) else (None, True)
@@ -292,7 +292,7 @@ def optimum(seeds: dict[int, Curve]) -> Optimum:
 
 
 def _common(seeds: dict[int, Curve]) -> dict[int, Curve]:
-    """Return the curves at the learning rates where every seed has a loss."""
+    """Return the curves restricted to learning rates at which every seed has a loss."""
     shared = set.intersection(*(set(curve) for curve in seeds.values()))
     return {seed: {lr: curve[lr] for lr in shared} for seed, curve in seeds.items()}
 
@@ -305,9 +305,9 @@ def _mean_curve(curves: dict[int, Curve]) -> Curve:
 def penalty(size: SizeSummary, base: SizeSummary | None) -> Penalty | None:
     """Return the nats lost by training a size at the base's best learning rate instead of its own.
 
-    Every seed's curve is read at the same two places, the optima of the two seed-mean curves, so the mean is the
-    difference on the seed-mean curve and the error that of a paired difference. None where an optimum is not resolved,
-    or where the base's lies outside of this size's grid.
+    Every seed's curve is read at the optima of the two seed-mean curves, so the mean is the difference on the seed-mean
+    curve, and the error that of a paired difference. Return None if an optimum is not resolved, or the base's lies
+    outside this size's grid.
     """
     if base is None:
         return None
@@ -323,9 +323,9 @@ def penalty(size: SizeSummary, base: SizeSummary | None) -> Penalty | None:
 
 
 def shift(sizes: Mapping[int, Optimum], base: int) -> Shift | None:
-    """Return the octaves between the optima of base and largest size, and the slope per doubling over all sizes.
+    """Return the octaves between the optima of base and largest size, and the slope over all sizes per doubling.
 
-    Paired by seed: the difference and the slope are taken seed by seed, then averaged.
+    Both are computed per seed, then averaged.
     """
     largest = max(sizes, default=base)
     if base not in sizes or largest == base:
@@ -352,7 +352,7 @@ def shift(sizes: Mapping[int, Optimum], base: int) -> Shift | None:
 
 
 def lines(summary: LrTransferSummary) -> Iterator[str]:
-    """Yield a table for each family that has several sizes, and in it a line more for each curve."""
+    """Yield a table for each family with several sizes, with a line on the shift of each curve."""
     for family, curves in summary.shown.items():
         yield f"{family:>6} {'curve':<12} {'best lr':>10} {'log2':>15} {'loss there':>17} {'lost at base lr':>19}"
         for label, curve in curves.items():

@@ -1,4 +1,4 @@
-"""Draw a learning-rate transfer sweep: loss against learning rate, one panel for each family and curve."""
+"""Draw a learning-rate transfer sweep: loss against learning rate, one panel per family and curve."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +13,7 @@ SMALL = {"fontsize": 8, "title_fontsize": 8}
 
 
 def plot(summary: LrTransferSummary, path: Path) -> None:
-    """Draw the panels: rows width and depth, a column for each curve, a colour for each size."""
+    """Draw the panels: rows for width and depth, a column per curve, a colour per size."""
     rows = summary.shown
     labels = list(next(iter(rows.values())))
     figure, axes = panels(len(rows), len(labels), (2.5, 2.4), margin=(1.2, 0.5), sharex=True, sharey="row")
@@ -51,7 +51,7 @@ def _draw(axis: Any, size: SizeSummary, colour: Any) -> None:
 
 
 def _range(sizes: Sequence[SizeSummary]) -> tuple[float, float]:
-    """Return a range of losses that ends above every curve's minimum: those that blow up do not flatten others."""
+    """Return a range of losses that ends above every curve's minimum, so that diverging ones do not flatten others."""
     curves = [[point.loss for point in size.points if point.loss is not None] for size in sizes]
     minima = [min(curve) for curve in curves if curve]
     if not minima:

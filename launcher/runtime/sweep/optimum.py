@@ -1,7 +1,7 @@
-"""Find the best value of a hyperparameter on curves of losses, between the values that were tried.
+"""Find the best value of a hyperparameter on loss curves, interpolating between the values tried.
 
-A curve is read by parabolas in log2 of the value. `optima` and `losses_at` take many curves over one grid, as a
-bootstrap has them; `fit` and `loss_at` are the same for one.
+Curves are interpolated by parabolas in log2 of the value. `optima` and `losses_at` take many curves over one grid, as
+needed by a bootstrap; `fit` and `loss_at` do the same for one.
 """
 
 from collections.abc import Mapping
@@ -9,13 +9,13 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
-Curve = dict[float, float]  # value -> loss of one seed; a value that diverged is not there
+Curve = dict[float, float]  # value -> loss of one seed, without values that diverged
 OCTAVE = 1.0 + 1e-6  # half-width of the window of a fit, in log2 of the value, with room for rounding
 Array = npt.NDArray[np.float64]
 
 
 def optima(x: Array, losses: Array) -> tuple[Array, npt.NDArray[np.bool_]]:
-    """Return where each of losses [curves, values] is lowest, and whether its best point is at an end of the grid x.
+    """Return where each curve of losses [curves, values] is lowest, and whether its best point is at an end of x.
 
     A least-squares parabola goes through the best point and its neighbours within an octave.
     """
@@ -35,7 +35,8 @@ def optima(x: Array, losses: Array) -> tuple[Array, npt.NDArray[np.bool_]]:
 
 
 def losses_at(x: Array, losses: Array, places: Array) -> Array:
-    """Return each of losses [curves, values] at its place, by the parabola through the three nearest points."""
+    """Interpolate each curve of losses [curves, values] at its place, by a parabola through the three nearest
+    points."""
     nearest = np.sort(np.argsort(np.abs(x[None] - places[:, None]), axis=1, kind="stable")[:, :3], axis=1)
     points, near = x[nearest], np.take_along_axis(losses, nearest, 1)  # (curves, 3)
     total = np.zeros(len(places))
@@ -48,7 +49,7 @@ def losses_at(x: Array, losses: Array, places: Array) -> Array:
 
 
 def is_within(x: Array, places: Array) -> npt.NDArray[np.bool_]:
-    """Return which places lie on the grid, ends and rounding included."""
+    """Return which places lie within the grid, ends included, up to rounding."""
     return np.asarray((x[0] - 1e-9 <= places) & (places <= x[-1] + 1e-9), np.bool_)
 
 
@@ -60,7 +61,7 @@ def fit(curve: Curve) -> tuple[float, bool]:
 
 
 def loss_at(curve: Curve, place: float) -> float | None:
-    """Return a seed's loss at log2(value) = place; None outside the grid, or with fewer than three values."""
+    """Return a seed's loss at log2(value) = place, or None outside the grid or with fewer than three values."""
     x, losses = _grid(curve)
     places = np.array([place])
     if len(x) < 3 or not is_within(x, places).all():

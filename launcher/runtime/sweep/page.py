@@ -1,4 +1,4 @@
-"""Make the page of a sweep from its folder: what it tried, what came of it, and the curves of its runs."""
+"""Make the page of a sweep from its folder: what it tried, the results, and the curves of its runs."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,7 +23,7 @@ POINTS_SHOWN = 200
 
 
 def make(folder: Path) -> tuple[str, dict[str, Any], list[str]]:
-    """Return the page of a sweep, its JSON document, and a line about it.
+    """Return the page of a sweep, its JSON document, and a summary line.
 
     Raises:
         ValueError: results.jsonl or summary.json is damaged; names the file, and the line of results.jsonl.
@@ -76,7 +76,7 @@ def _describe(folder: Path, summary: Mapping[str, Any], results: Sequence[Result
 
 
 def _answer(folder: Path, summary: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what the sweep's kind makes of the results, in words and as its picture; of a grid, the points say it."""
+    """Yield the kind's evaluation as text and figure; nothing for a grid, whose points are the answer."""
     lines, picture = folder / LINES, folder / FIGURE
     if lines.is_file() and summary.get("kind") != "grid":
         yield f"<h3>What came of it</h3><pre>{escape(lines.read_text(encoding='utf-8', errors='replace'))}</pre>"
@@ -89,7 +89,7 @@ def _axes(results: Sequence[Result]) -> list[str]:
 
 
 def _table(points: Sequence[Point], results: Sequence[Result]) -> str:
-    """Return the points with what their runs scored; scores that no run has have no column."""
+    """Return the table of points with their scores, without columns for scores that no run has."""
     axes = _axes(results)
     cells = [[result for result in results if result.labels == point.labels] for point in points[:POINTS_SHOWN]]
     scores = [score for score in MATCHES if any(getattr(result.outcome, score) is not None for result in results)]
@@ -110,7 +110,7 @@ def _mean(shares: Sequence[float | None]) -> str:
 
 
 def _failed(results: Sequence[Result]) -> Iterator[tuple[str, str]]:
-    """Yield the runs that failed, and why if their folders are here."""
+    """Yield the runs that failed, and why if their folders exist."""
     for run in dict.fromkeys(result.run for result in results if result.outcome.status == "failed"):
         error = Path(run) / ERROR
         text = error.read_text(encoding="utf-8", errors="replace") if error.is_file() else ""

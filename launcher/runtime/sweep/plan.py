@@ -1,6 +1,6 @@
-"""Plan a sweep: its cells, and the runs to make, in order. A saved plan is what a job array works on.
+"""Plan a sweep: its cells and the runs to make, in order. Job arrays work on a saved plan.
 
-A job may wait for days; what the user edits meanwhile does not change it, and every task counts off the same list.
+A job may wait for days: later edits of the files do not affect it, and every task uses the same list.
 """
 
 import json
@@ -19,19 +19,19 @@ from plumbline.launcher.runtime.sweep.worker import FINISHED, outcome_of
 
 @dataclass(frozen=True)
 class Plan:
-    """Hold a sweep that has been checked."""
+    """Hold a checked sweep."""
 
     sweep: SweepConfig
     cells: list[Cell]
-    """Those of all seeds of the sweep."""
+    """Cells of all seeds of the sweep."""
     runs: list[Cell]
-    """One cell for each run to make, the longest first."""
+    """One cell per run to make, longest first."""
 
     elsewhere: Mapping[str, RunOutcome] = field(default_factory=dict)
-    """Signature -> outcome of runs that were made on another machine."""
+    """Signature -> outcome of runs made on another machine."""
 
     def unfinished(self, cells: Sequence[Cell]) -> list[Cell]:
-        """Return those cells whose run is not finished, here or elsewhere."""
+        """Return the cells whose run is not finished, here or elsewhere."""
         return [
             cell for cell in cells if cell.signature not in self.elsewhere and outcome_of(cell.config) not in FINISHED
         ]
@@ -43,12 +43,12 @@ def make_plan(path: Path, overrides: list[str], seeds: list[int] | None = None, 
     Args:
         path: the sweep's file.
         overrides: `section.key=value` for all cells.
-        seeds: make runs of these of its seeds alone.
+        seeds: only make runs of these seeds.
         rows: results.jsonl of the same sweep from another machine.
 
     Raises:
-        ValueError: the sweep, a cell's configuration or a corpus cannot be used, it has no such seed, or the rows are
-            those of another sweep.
+        ValueError: the sweep, a cell's configuration or a corpus cannot be used, it has no such seed, or the rows
+            belong to another sweep.
     """
     sweep = load_sweep(path)
     seeds = sweep.seeds if seeds is None else seeds
@@ -61,7 +61,7 @@ def make_plan(path: Path, overrides: list[str], seeds: list[int] | None = None, 
 
 
 def _finished_in(rows: Path, cells: Sequence[Cell]) -> dict[str, RunOutcome]:
-    """Return signature -> outcome of the runs that rows have finished."""
+    """Return signature -> outcome of the finished runs in rows."""
     finished = {row.signature: row.outcome for row in read_rows(rows) if row.outcome.status in FINISHED}
     strangers = finished.keys() - {cell.signature for cell in cells}
     if strangers:
@@ -83,10 +83,10 @@ def save_plan(plan: Plan, path: Path) -> None:
 
 
 def load_plan(path: Path) -> Plan:
-    """Read a plan of `save_plan`.
+    """Read a plan written by `save_plan`.
 
     Raises:
-        ConfigError: it cannot be read, or is of another version.
+        ConfigError: it cannot be read, or is from a different version.
     """
     try:
         document = json.loads(path.read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""Manage the workers of a sweep, from the process that hands out the cells."""
+"""Manage the workers of a sweep in the process that hands out the cells."""
 
 import contextlib
 import multiprocessing
@@ -19,18 +19,18 @@ from plumbline.launcher.runtime.system.log import LOG
 from plumbline.launcher.runtime.system.signals import SIGNALS, StopRequest
 
 Report = Callable[[Cell, Outcome], None]
-POLL_SECONDS = 0.5  # between looks at whether we were asked to stop
-EXIT_SECONDS = 5.0  # for a worker that has closed its pipe to end by itself
+POLL_SECONDS = 0.5  # between checks whether we were asked to stop
+EXIT_SECONDS = 5.0  # time for a worker that has closed its pipe to exit
 _context = multiprocessing.get_context("spawn")  # a fork would inherit torch's threads and locks
 
 
 class Worker:
-    """Hold one worker process, and the cell that it is busy with."""
+    """Hold one worker process and its current cell."""
 
     process: BaseProcess
     pipe: Connection
     ready: bool
-    """Whether it has said that it can take a cell; then it holds at most one."""
+    """Whether it has reported that it can take cells, of which it holds at most one."""
 
     def __init__(self, place: Place, run: Run, keep_checkpoints: bool) -> None:
         self.place, self._run, self._keep = place, run, keep_checkpoints
@@ -38,29 +38,29 @@ class Worker:
         self.start()
 
     def start(self) -> None:
-        """Start the process, or another in its place."""
+        """Start the process, or a replacement."""
         self.ready = False
         self.pipe, theirs = _context.Pipe()
         arguments = (theirs, self.place, self._run, self._keep)
         self.process = _context.Process(target=work, args=arguments, daemon=True)
-        resource_tracker.ensure_running()  # or its own start would unblock them
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # until it listens to them (`work`)
+        resource_tracker.ensure_running()  # otherwise starting it would unblock the signals
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # until it handles them (`work`)
         self.process.start()
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        theirs.close()  # or the pipe would not end with the process
+        theirs.close()  # otherwise the pipe would not close with the process
 
     def give(self, cell: Cell) -> None:
         """Give it a cell to train."""
         self.cell = cell
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it has died; `listen` will say so
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it has died, which `listen` will report
             self.pipe.send(cell.config)
 
     def listen(self) -> Outcome | None:
-        """Take in what it has said: how its cell ended, or None: it is ready.
+        """Receive its message: how its cell ended, or None if it is ready.
 
         Raises:
             EOFError, ConnectionResetError: it died.
-            ValueError: it cannot start, and why.
+            ValueError: it cannot start; says why.
         """
         said: Outcome | ValueError | None = self.pipe.recv()
         if isinstance(said, ValueError):
@@ -69,12 +69,12 @@ class Worker:
         return said
 
     def ask_to_stop(self) -> None:
-        """Ask it to save its cell and end."""
+        """Ask it to save its cell and exit."""
         if self.process.pid is not None and self.process.is_alive():
             os.kill(self.process.pid, signal.SIGUSR1)
 
     def end(self) -> str:
-        """End the process, whatever it is at. Returns how it ended."""
+        """Kill the process if needed, and return how it ended."""
         self.process.kill()
         self.process.join()
         self.pipe.close()
@@ -83,19 +83,19 @@ class Worker:
 
 
 def visible_gpus() -> list[str]:
-    """Return values of CUDA_VISIBLE_DEVICES, one for each GPU that this process may use."""
+    """Return a value of CUDA_VISIBLE_DEVICES for each GPU that this process may use."""
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     count = torch.cuda.device_count()
     return named.split(",")[:count] if named else [str(index) for index in range(count)]
 
 
 def default_workers() -> int:
-    """Return one worker for each GPU, or for each core where there is none."""
+    """Return the number of GPUs, or of cores if there are none."""
     return len(visible_gpus()) or len(os.sched_getaffinity(0))
 
 
 def places(count: int, log: Path) -> list[Place]:
-    """Return where `count` workers run: on the GPUs in turn, or each with one thread of the CPU."""
+    """Return where `count` workers run: on the GPUs in turn, or with one CPU thread each."""
     gpus = visible_gpus()
     return [Place(gpus[number % len(gpus)] if gpus else None, log) for number in range(count)]
 
@@ -103,18 +103,18 @@ def places(count: int, log: Path) -> list[Place]:
 def run_all(
     cells: Sequence[Cell], where: Sequence[Place], run: Run, keep: bool, stop: StopRequest, tell: Report
 ) -> None:
-    """Train every cell, in order, one worker at each place, until all have ended or been stopped on request.
+    """Train every cell in order, with one worker per place, until all have ended or were stopped on request.
 
     Args:
         cells: distinct runs.
         where: a place for each worker.
         run: what a worker does with a cell.
         keep: keep the checkpoints of finished cells.
-        stop: once it is up, the workers save what they are at and end.
-        tell: told how each cell ended.
+        stop: once it is set, the workers save their cells and exit.
+        tell: called with the outcome of each cell.
 
     Raises:
-        ValueError: no worker can start; beside others, the place of one that cannot stays empty.
+        ValueError: no worker can start; if only some cannot, their places stay empty.
     """
     waiting = list(cells)
     workers = [Worker(place, run, keep) for place in where[: len(waiting)]]
@@ -122,7 +122,7 @@ def run_all(
         while waiting or any(worker.cell for worker in workers):
             for worker in workers:
                 if stop:
-                    worker.ask_to_stop()  # again and again: one that has just started may not have listened yet
+                    worker.ask_to_stop()  # repeatedly: one that has just started may not have handled it yet
                 elif waiting and worker.ready and worker.cell is None:
                     worker.give(waiting.pop(0))
             if stop and not any(worker.cell for worker in workers):
@@ -143,7 +143,7 @@ def run_all(
 
 
 def _listen(worker: Worker, waiting: list[Cell], stop: StopRequest, tell: Report) -> None:
-    """Pass on how a worker's cell ended. A worker that died is replaced, and its cell failed."""
+    """Report how a worker's cell ended. A worker that died is replaced, and its cell counts as failed."""
     cell = worker.cell
     try:
         outcome = worker.listen()
@@ -163,7 +163,7 @@ def _listen(worker: Worker, waiting: list[Cell], stop: StopRequest, tell: Report
     worker.cell = None
     if cell is None or outcome is None:
         return
-    if outcome == "stopped" and not stop:  # the worker alone was asked to: another goes on with the cell
+    if outcome == "stopped" and not stop:  # only this worker was asked to stop: another continues the cell
         waiting.insert(0, cell)
     else:
         tell(cell, outcome)

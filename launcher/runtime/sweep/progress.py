@@ -1,4 +1,4 @@
-"""Tell how far a sweep has come: a bar on a terminal, a line for each cell in a log."""
+"""Show the progress of a sweep: a bar on a terminal, a line per cell in a log."""
 
 import sys
 import time
@@ -22,7 +22,7 @@ class Progress:
         self._bar = tqdm(total=self._total, unit="run", file=sys.stderr, disable=None)
 
     def ended(self, cell: Cell, outcome: Outcome) -> None:
-        """Count a cell. The time left goes by FLOPs."""
+        """Count a cell. The time left is estimated by FLOPs."""
         self._ended += 1
         self._ended_flops += cell.flops
         left = (time.monotonic() - self._started) * (self._flops / self._ended_flops - 1)
@@ -35,5 +35,5 @@ class Progress:
             self._bar.write(line, file=sys.stderr)
 
     def close(self) -> None:
-        """Take the bar off the terminal."""
+        """Remove the bar from the terminal."""
         self._bar.close()

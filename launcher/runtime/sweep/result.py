@@ -1,4 +1,4 @@
-"""Hold what a sweep knows of each of its cells: a line of results.jsonl."""
+"""Hold the result of a cell: a line of results.jsonl."""
 
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -7,13 +7,13 @@ from typing import Any
 from plumbline.launcher.runtime.system.files import read_json_lines
 
 MATCHES = ("exact_match", "thinking_exact_match", "answer_match", "thinking_answer_match")
-"""Shares of held-out answers that are right: all of the answer or its conclusion alone, plain and with thoughts."""
+"""Shares of right held-out answers: the whole answer or only its conclusion, plain and with thoughts."""
 Label = str | int | float | bool | None | list[Any] | dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Outliers:
-    """Hold what the diagnostics of a run say about outliers, and what they cost."""
+    """Hold a run's diagnostics of outliers, and their cost."""
 
     kurt: float | None
     """Kurtosis of the stream, mean over blocks of the last observation."""
@@ -31,7 +31,7 @@ class Outliers:
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """Hold how a run ended and what it measured; None where that is not known. Losses in nats per token."""
+    """Hold how a run ended and what it measured; None for unknown values. Losses are in nats per token."""
 
     status: str = "pending"
     """pending, or an outcome of `sweep.worker`."""
@@ -45,17 +45,17 @@ class RunOutcome:
     answer_match: float | None = None
     thinking_answer_match: float | None = None
     evaluations: dict[str, dict[int, float]] = field(default_factory=dict)
-    """Score, one of MATCHES -> step -> its mean over corpora, of every evaluation on the way."""
+    """Score (one of MATCHES) -> step -> its mean over corpora, for every evaluation during training."""
     tokens: int | None = None
     seconds: float | None = None
-    """Seconds of training alone."""
+    """Seconds of training only."""
     outliers: Outliers | None = None
     result: dict[str, Any] | None = None
     """The run's result.json."""
 
 
 ADDED = {"answer_match", "thinking_answer_match", "evaluations", "group_size"}
-"""What rows of older versions lack."""
+"""Keys that rows of older versions lack."""
 
 
 @dataclass(frozen=True)
@@ -63,10 +63,10 @@ class Result:
     """Hold one cell of a sweep and the outcome of its run."""
 
     labels: dict[str, Label]
-    """Axis -> label, or value where the axis is a config key."""
+    """Axis -> label, or value if the axis is a config key."""
     seed: int
     signature: str
-    """Signature of the run; cells of one signature share it."""
+    """Signature of the run, shared by cells with the same signature."""
     run: str
     """Run folder of the cell."""
     hidden_size: int
@@ -76,24 +76,24 @@ class Result:
     parameters: int
     """Number of parameters without embedding and head."""
     weight_bits: int
-    """Bits of the weights in training, as `activation_bits` and `kv_bits` of theirs; 16: not rounded."""
+    """Bits of the weights in training, like `activation_bits` and `kv_bits`; 16: not rounded."""
     activation_bits: int
     kv_bits: int
     weight_format: str | None
     lr: float
     outcome: RunOutcome = RunOutcome()
     group_size: int | None = None
-    """Weights of a row that share a scale in training; None: more than a group, or none is rounded."""
+    """Number of weights that share a scale in training, or None if ungrouped or not rounded."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return an object of results.jsonl, in which the outcome stands beside the cell."""
+        """Return an object of results.jsonl, with the fields of the outcome at the top level."""
         line = asdict(self)
         outcome: dict[str, Any] = line.pop("outcome")
         return {**line, **outcome}
 
     @classmethod
     def from_json(cls, line: dict[str, Any]) -> "Result":
-        """Return what `to_json` gave, here or on another machine.
+        """Restore a result from `to_json`, here or on another machine.
 
         Raises:
             KeyError: a value is missing.
@@ -112,7 +112,7 @@ def read_rows(file: Path) -> list[Result]:
     """Return the cells of a results.jsonl.
 
     Raises:
-        ValueError: a line is not one of a sweep's results, or there is none.
+        ValueError: a line is not a sweep's result, or there are no lines.
     """
     rows = []
     for number, line in read_json_lines(file):

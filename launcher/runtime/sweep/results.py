@@ -1,4 +1,4 @@
-"""Rebuild what a sweep has found so far from the run folders: results.jsonl, summary.json and the figure.
+"""Rebuild the results of a sweep so far from the run folders: results.jsonl, summary.json and the figure.
 
 results.jsonl   one object for each cell: labels, sizes, learning rate, how it ended, losses, and its result.json.
                 What it says of a finished run stays when the run's folder is gone
@@ -41,12 +41,12 @@ from plumbline.launcher.runtime.system.log import LOG
 RESULTS, SUMMARY, LINES, FIGURE, LOCK = "results.jsonl", "summary.json", "summary.txt", "summary.png", "lock"
 OTHERS = "others.jsonl"
 NOWHERE: Mapping[str, RunOutcome] = MappingProxyType({})
-LAST = 0.1  # share of the logged steps that train_loss averages over, at the end of the run
+LAST = 0.1  # share of the logged steps, at the end of the run, over which train_loss averages
 
 
 @dataclass(frozen=True)
 class SweepSummary:
-    """Hold what a sweep has found so far: summary.json."""
+    """Hold the results of a sweep so far: summary.json."""
 
     name: str
     kind: str
@@ -55,16 +55,16 @@ class SweepSummary:
     runs: dict[str, int]
     """How a run ended -> number of runs."""
     found: Summary
-    """What the sweep's kind makes of the results."""
+    """The kind's summary of the results."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return the document, in which what was found stands under the kind's name."""
+        """Return the document, with the kind's summary under the kind's name."""
         counts = {"name": self.name, "kind": self.kind, "cells": self.cells, "runs": self.runs}
         return {**counts, self.kind: self.found.to_json()}
 
 
 def describe(cell: Cell) -> Result:
-    """Return a cell before anything is known about its run."""
+    """Return the result of a cell before anything is known about its run."""
     config, bits = cell.config, cell.config.precision.training_bits
     return Result(
         labels=cell.labels,
@@ -90,7 +90,7 @@ def read_results(cells: Sequence[Cell], elsewhere: Mapping[str, RunOutcome] = NO
 
     Args:
         cells: the cells.
-        elsewhere: signature -> outcome of runs that were finished, which counts where no folder here has finished one.
+        elsewhere: signature -> outcome of runs finished elsewhere, used if no folder here has finished the run.
     """
     outcomes = {cell.signature: _read_run(cell) for cell in distinct(cells)}
     known = {
@@ -136,7 +136,7 @@ def _read_run(cell: Cell) -> RunOutcome:
 
 
 def _evaluations(records: Sequence[dict[str, Any]]) -> dict[str, dict[int, float]]:
-    """Return score -> step -> mean over corpora, of the scores that a run has."""
+    """Return score -> step -> mean over corpora, for the scores that a run has."""
     found: dict[str, dict[int, float]] = {}
     for record, score in product(records, MATCHES):
         if (value := _mean_of_corpora(score, record)) is not None:
@@ -149,7 +149,7 @@ def _mean_of_corpora(metric: str, result: dict[str, Any]) -> float | None:
 
 
 def _outliers(records: Sequence[dict[str, Any]], result: dict[str, Any]) -> Outliers | None:
-    """Return what diagnostics say about outliers; None for a run without any."""
+    """Return the diagnostics of outliers, or None for a run without diagnostics."""
     observations = [record for record in records if "stream/kurt/head" in record]
     if not observations:
         return None
@@ -174,12 +174,12 @@ def _mean(values: list[float]) -> float | None:
 
 
 def _records(file: Path) -> list[dict[str, Any]]:
-    """Return the objects of a file in JSON Lines; none if there is no such file."""
+    """Return the objects of a JSON Lines file; empty if there is no such file."""
     return [record for _, record in read_json_lines(file)] if file.is_file() else []
 
 
 def summarize(sweep: SweepConfig, results: Sequence[Result]) -> SweepSummary:
-    """Return what a sweep's kind makes of its results, and how many of its runs ended how."""
+    """Return the kind's summary of the results, and the number of runs per outcome."""
     return SweepSummary(
         name=sweep.name,
         kind=sweep.kind,
@@ -190,12 +190,12 @@ def summarize(sweep: SweepConfig, results: Sequence[Result]) -> SweepSummary:
 
 
 def check_same_cells(sweep: SweepConfig, cells: Sequence[Cell], train: bool = False) -> None:
-    """Refuse to rebuild results of one sweep from the cells of another; warn where they are to be trained.
+    """Refuse to rebuild results of one sweep from the cells of another; only warn if they are to be trained.
 
     Raises:
-        ValueError: the sweep's folder has finished runs, none of them these cells'.
+        ValueError: the sweep's folder has finished runs, but none of these cells.
     """
-    files = (RESULTS,) if train else (RESULTS, OTHERS)  # those of others are out of the way already
+    files = (RESULTS,) if train else (RESULTS, OTHERS)  # rows of other cells are already kept apart
     finished = {signature for name in files for signature in _finished_rows(sweep.folder / name)}
     if not finished or finished & {cell.signature for cell in cells}:
         return
@@ -209,7 +209,7 @@ def check_same_cells(sweep: SweepConfig, cells: Sequence[Cell], train: bool = Fa
 
 
 def _finished_rows(file: Path) -> dict[str, Result]:
-    """Return signature -> a row of each run that a file has finished; none if there is no such file."""
+    """Return signature -> a row for each finished run in a file; empty if there is no such file."""
     rows = read_rows(file) if file.is_file() else []
     return {row.signature: row for row in rows if row.outcome.status in FINISHED}
 
@@ -220,19 +220,19 @@ def write_results(
     elsewhere: Mapping[str, RunOutcome] = NOWHERE,
     seeds: Collection[int] | None = None,
 ) -> SweepSummary:
-    """Rebuild everything from the run folders and from what was made elsewhere, and return the summary.
+    """Rebuild everything from the run folders and from runs made elsewhere, and return the summary.
 
     Args:
         sweep: the sweep.
-        cells: all of them.
-        elsewhere: signature -> outcome of runs that were made on another machine.
-        seeds: leave out what other seeds have not begun; None: all are asked for.
+        cells: all its cells.
+        elsewhere: signature -> outcome of runs made on another machine.
+        seeds: leave out runs of other seeds that have not begun; None keeps all.
 
     Raises:
-        ValueError: results.jsonl or others.jsonl cannot be read; its rows may be all that is left of their runs.
+        ValueError: results.jsonl or others.jsonl cannot be read; they are kept, since their runs may be gone.
     """
     sweep.folder.mkdir(parents=True, exist_ok=True)
-    # One process of a sweep at a time, or one that looked early could overwrite what a later one saw
+    # One process at a time, or one that read early could overwrite the results of a later one
     with one_at_a_time(sweep.folder / LOCK):
         earlier, latest = (_finished_rows(sweep.folder / name) for name in (OTHERS, RESULTS))
         known = {signature: row.outcome for signature, row in {**earlier, **latest}.items()}

@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 
 class Estimate(NamedTuple):
-    """Hold a mean over seeds; in JSON it is a pair."""
+    """Hold a mean over seeds and its error; a pair in JSON."""
 
     mean: float
     error: float | None
-    """Standard error of the mean; None for fewer than two values."""
+    """Standard error of the mean, or None for fewer than two values."""
 
 
 def estimate(values: Sequence[float]) -> Estimate:
@@ -19,12 +19,12 @@ def estimate(values: Sequence[float]) -> Estimate:
 
 
 def mean(values: Sequence[float]) -> float:
-    """Return the arithmetic mean; NaN of nothing."""
+    """Return the arithmetic mean, or NaN of no values."""
     return sum(values) / len(values) if values else math.nan
 
 
 def standard_error(values: Sequence[float]) -> float | None:
-    """Return the standard error of the mean, from the sample's own scatter; None for fewer than two values."""
+    """Return the standard error of the mean from the sample's scatter, or None for fewer than two values."""
     if len(values) < 2:
         return None
     centre = mean(values)

@@ -1,7 +1,7 @@
-"""Prepare a sweep as one Slurm job array: what is asked of the cluster, and the script that asks for it.
+"""Prepare a sweep as one Slurm job array: the request to the cluster, and the script that submits it.
 
-The sweep's folder holds what was submitted: `slurm/plan-N.json`, every cell as it was checked and the list of runs that
-the tasks count off, and `slurm/submit-N.sh`, the one sbatch command. Each task is slurm/sweep.sbatch.
+The sweep's folder keeps what was submitted: `slurm/plan-N.json`, with every checked cell and the list of runs that the
+tasks share, and `slurm/submit-N.sh`, with the sbatch command. Each task runs slurm/sweep.sbatch.
 """
 
 from pathlib import Path
@@ -14,9 +14,9 @@ ABOUT = """\
 
 
 def write_submission(plan: Plan, request: Request) -> Path:
-    """Write the next `plan-N.json` and `submit-N.sh` under the sweep's slurm/ folder; returns the script's path.
+    """Write the next `plan-N.json` and `submit-N.sh` to the sweep's slurm/ folder, and return the script's path.
 
-    Relative paths in the configurations mean what they mean here: the job starts in the current folder.
+    The job starts in the current folder, so relative paths in the configurations keep their meaning.
     """
     folder = plan.sweep.folder / "slurm"
     number = next_number(folder)

@@ -1,4 +1,4 @@
-"""Train what is not finished of one process's share of a sweep, and say what failed."""
+"""Train the unfinished runs of one process's share of a sweep, and report failures."""
 
 from contextlib import closing
 
@@ -13,17 +13,17 @@ from plumbline.launcher.runtime.system.signals import StopRequest
 from plumbline.launcher.runtime.trackers import check_trackers
 
 Share = tuple[int, int]
-"""(i, n): every n-th run from the i-th on."""
+"""(i, n): every n-th run, starting with the i-th."""
 
 
 def train(plan: Plan, share: Share, workers: int | None, stop: StopRequest) -> list[Cell]:
-    """Train what is not finished of a share, and return the cells that other processes were at.
+    """Train the unfinished runs of a share, and return the cells that other processes were training.
 
     Args:
         plan: the sweep.
-        share: what is this process's to make.
-        workers: processes that train at once, if there is enough to do; None: one for each GPU, or for each core.
-        stop: once it is up, the workers save what they are at and end.
+        share: the share of this process.
+        workers: most processes that train at once; None means one per GPU, or per core.
+        stop: once it is set, the workers save their cells and exit.
 
     Raises:
         ValueError: a tracker cannot be used, or no worker can start.
@@ -47,7 +47,7 @@ def train(plan: Plan, share: Share, workers: int | None, stop: StopRequest) -> l
 
 
 def intention(plan: Plan, share: Share, workers: int | None) -> str:
-    """Say in one line what `train` does: cells, distinct runs, how many are to do, and with how many workers."""
+    """Return one line on what `train` will do: cells, distinct runs, how many remain, and with how many workers."""
     mine = runs_of(plan, share)
     todo = plan.unfinished(mine)
     runs = {cell.signature for cell in plan.runs}
@@ -71,7 +71,7 @@ def runs_of(plan: Plan, share: Share) -> list[Cell]:
 
 
 def report_failed(cells: list[Cell]) -> bool:
-    """Name the runs that failed and why. Returns whether there are any."""
+    """Log the runs that failed and why; return whether there are any."""
     failed = [cell for cell in cells if outcome_of(cell.config) == "failed"]
     for cell in failed:
         LOG.info(f"failed: {cell}: {why_failed(cell.config)} ({cell.config.run.folder / ERROR})")

@@ -1,9 +1,9 @@
-"""Work for a sweep: in a process that imports torch and DeepSpeed once and trains cells one after another.
+"""Run a worker of a sweep: a process that imports torch and DeepSpeed once and trains cells one after another.
 
-A cell is trained by the same loop as any other run, in a world of one, and ends in one of four ways, each written
-into its run folder before it is reported: `result.json` (finished), `diverged.json` (finished, and the answer is that
-this setting does not train), `error.txt` (failed: tried again next time), or a checkpoint (stopped on request). While
-it is trained its run folder is locked, so any number of processes can work on one sweep.
+A cell is trained by the same loop as any other run, in a world of one, and ends in one of four ways, each written into
+its run folder before it is reported: `result.json` (finished), `diverged.json` (finished: this setting does not train),
+`error.txt` (failed, and tried again next time), or a checkpoint (stopped on request). Its run folder is locked
+meanwhile, so any number of processes can work on one sweep.
 """
 
 import contextlib
@@ -41,28 +41,28 @@ Run = Callable[[Config, Inputs, World, StopRequest], bool]  # as train() of trai
 Outcome = Literal["finished", "diverged", "failed", "stopped", "elsewhere"]
 FINISHED: tuple[Outcome, ...] = ("finished", "diverged")  # never trained again
 ERROR, LOG = "error.txt", "log.txt"
-TIMEOUT_MINUTES = 30.0  # of collectives, which in a world of one have nobody to wait for
+TIMEOUT_MINUTES = 30.0  # of collectives, which do not wait in a world of one
 
 
 @dataclass(frozen=True)
 class Place:
-    """Say where a worker runs."""
+    """Describe where a worker runs."""
 
     gpu: str | None
-    """Value of the worker's CUDA_VISIBLE_DEVICES; None: on the CPU, with one thread."""
+    """Value of the worker's CUDA_VISIBLE_DEVICES, or None for one CPU thread."""
     log: Path
-    """File that takes what is printed outside of cells."""
+    """File for output outside of cells."""
 
 
 def work(pipe: Connection, place: Place, run: Run, keep_checkpoints: bool) -> None:
-    """Train each configuration that arrives and send back how it ended, until the other end closes or it must stop."""
-    tqdm.set_lock(threading.RLock())  # its own is a semaphore too, which a killed worker leaves behind
+    """Train each configuration received and send back how it ended, until the pipe closes or it must stop."""
+    tqdm.set_lock(threading.RLock())  # the default also has a semaphore, which a killed worker leaks
     stop = StopRequest()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     with contextlib.suppress(KeyboardInterrupt), _output_to(place.log):
         try:
             world = _start(place)
-        except ValueError as error:  # of the machine, and for a person to read
+        except ValueError as error:  # a problem of the machine, worded for people
             pipe.send(error)
             return
         pipe.send(None)  # ready
@@ -72,19 +72,19 @@ def work(pipe: Connection, place: Place, run: Run, keep_checkpoints: bool) -> No
             except EOFError:
                 break
             pipe.send(run_cell(config, world, stop, run, keep_checkpoints))
-    # Not a return: gloo's threads outlive the process group and can abort an interpreter that takes itself down
+    # Not a return: gloo's threads outlive the process group and can abort the interpreter's shutdown
     os._exit(0)
 
 
 def run_cell(config: Config, world: World, stop: StopRequest, run: Run, keep_checkpoints: bool) -> Outcome:
-    """Train one cell in its run folder, resuming it if it was begun; what it prints goes to log.txt there.
+    """Train one cell in its run folder, resuming it if it was begun; its output goes to log.txt there.
 
     Returns:
-        How it ended; "elsewhere" if another process is at it.
+        How it ended, or "elsewhere" if another process is training it.
     """
     folder = config.run.folder
     try:
-        # Nobody else of this job is at a cell, but for an earlier attempt of it
+        # In this job, only an earlier attempt could still hold the cell
         with hold(folder, LEASE_SECONDS if restart_count() else 0.0, folder / LOG), _output_to(folder / LOG):
             ended = outcome_of(config)
             if ended in FINISHED:  # by another process, since the list of cells was made
@@ -95,7 +95,7 @@ def run_cell(config: Config, world: World, stop: StopRequest, run: Run, keep_che
                 shutil.rmtree(folder / "checkpoints", ignore_errors=True)
     except RunLockedError:
         return "elsewhere"
-    gc.collect()  # an engine is full of cycles, and holds memory that the next one needs
+    gc.collect()  # an engine has reference cycles, and holds memory that the next one needs
     return outcome
 
 
@@ -114,7 +114,7 @@ def _train(config: Config, world: World, stop: StopRequest, run: Run) -> Outcome
 
 
 def outcome_of(config: Config) -> Outcome | None:
-    """Return how a configuration's run ended, from its folder; None if it was not begun, or killed before it saved."""
+    """Return how a configuration's run ended, from its folder, or None if not begun or killed before it saved."""
     folder = config.run.folder
     if (folder / RESULT).is_file():
         return "finished"
@@ -126,7 +126,7 @@ def outcome_of(config: Config) -> Outcome | None:
 
 
 def why_failed(config: Config) -> str:
-    """Return in a line why a configuration's run failed, unless another process has just begun it again."""
+    """Return why a configuration's run failed, in one line, unless another process has just restarted it."""
     try:
         return (config.run.folder / ERROR).read_text(encoding="utf-8").splitlines()[0]
     except FileNotFoundError:
@@ -134,7 +134,7 @@ def why_failed(config: Config) -> str:
 
 
 def _as_begun(config: Config) -> Config:
-    """Return a configuration under the parameterization that its run was begun with: several rules can share it."""
+    """Return a configuration with the parameterization with which its run was begun, since rules can share a run."""
     newest = newest_whole(checkpoints(config.run.folder / "checkpoints"), problems, warn=False)  # the loop warns
     if newest is None:
         return config
@@ -143,7 +143,7 @@ def _as_begun(config: Config) -> Config:
 
 
 def _start(place: Place) -> World:
-    """Start a world of one, whatever job or launcher the sweep itself runs under."""
+    """Start a world of one, regardless of the job or launcher around the sweep."""
     if place.gpu is None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
         os.environ["OMP_NUM_THREADS"] = "1"
@@ -159,7 +159,7 @@ def _start(place: Place) -> World:
 
 @contextlib.contextmanager
 def _output_to(path: Path) -> Iterator[None]:
-    """Append what this process prints, C++ libraries included, to a file."""
+    """Append the output of this process, including C++ libraries, to a file."""
     sys.stdout.flush()
     sys.stderr.flush()
     saved = os.dup(1), os.dup(2)
