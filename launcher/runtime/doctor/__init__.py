@@ -1,1 +1,1 @@
-"""Say before a run whether these nodes can carry it, and which one cannot."""
+"""Check before a run whether these nodes can run it, and which one cannot."""

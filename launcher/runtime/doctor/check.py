@@ -1,4 +1,4 @@
-"""Say what a check is: every rank measures facts, and a pure function judges the facts of all ranks."""
+"""Define a check: every rank measures facts, and a pure function judges the facts of all ranks."""
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
@@ -13,11 +13,11 @@ from plumbline.launcher.runtime.system.world import World
 
 Level = Literal["bad", "warning", "ok"]
 LEVELS: tuple[Level, ...] = ("bad", "warning", "ok")
-"""From what keeps a run from training to what is as it should be."""
+"""From problems that prevent training to no problem."""
 EVERYWHERE = "all"
-"""Node of a finding that concerns no single one."""
+"""Node of a finding that concerns no single node."""
 Facts = dict[str, Any]
-"""What one rank measured, as JSON has it."""
+"""What one rank measured, as JSON values."""
 
 
 @dataclass(frozen=True)
@@ -48,41 +48,41 @@ class Report:
 
 @dataclass(frozen=True)
 class Need:
-    """Say what the checkpoints of a run take on disk."""
+    """State how much disk space the checkpoints of a run need."""
 
     bytes: float
-    """Of one checkpoint."""
+    """Bytes of one checkpoint."""
     keep: int
-    """Checkpoints that stay; while the next one is written, there is one more."""
+    """Checkpoints that are kept, plus one more while the next one is written."""
     present: int
-    """Checkpoints that are there already."""
+    """Checkpoints that already exist."""
     leftovers: int = 0
     """Bytes of saves that were killed, which a start deletes."""
 
 
 @dataclass(frozen=True)
 class LocalNeed:
-    """Say what `checkpoint.local` takes on each node."""
+    """State how much space `checkpoint.local` needs on each node."""
 
     path: Path
     bytes_of_rank: float
-    """What a rank writes at a time."""
+    """Bytes that a rank writes at a time."""
     copies: int
-    """How many may lie there at a time beside what is there already."""
+    """How many new copies may exist at a time."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Say where a rank stands while it measures."""
+    """Hold the context in which a rank measures."""
 
     world: World
     folder: Path
     """The run folder, which need not exist."""
     need: Need | None = None
-    """None where no configuration was given."""
+    """None if no configuration was given."""
     local: LocalNeed | None = None
     store: Store | None = None
-    """What ranks of the doctor meet at; None at the start of pretraining, whose checks are of each rank alone."""
+    """Store at which the doctor's ranks meet, or None at the start of pretraining, whose checks are per rank."""
     seconds: float = 120.0
     """How long ranks wait for one another."""
 
@@ -98,7 +98,7 @@ class Place:
         return timedelta(seconds=self.seconds)
 
     def meet(self, name: str) -> None:
-        """Wait until all ranks have come here; `name` is of this one meeting."""
+        """Wait until all ranks have arrived; `name` identifies this meeting."""
         if self.meeting.add(name, 1) == self.world.size:
             self.meeting.set(f"{name}/all", "")
         self.meeting.wait([f"{name}/all"], self.patience)
@@ -106,23 +106,23 @@ class Place:
 
 @dataclass(frozen=True)
 class Check:
-    """Name a check, what a rank measures for it, and who judges."""
+    """Hold a check: its name, what a rank measures for it, and how that is judged."""
 
     name: str
     measure: Callable[[Place], Facts]
     judge: Callable[[Sequence[Report]], list[Finding]]
     needs_group: bool = False
-    """Whether it calls collectives, which wait for ranks that never come once one of them has failed."""
+    """Whether it calls collectives, which would wait forever once a rank has failed."""
 
     def take(self, place: Place) -> Facts:
-        """Return what this rank measures; what fails is a fact, too, so that all ranks go on together."""
+        """Return what this rank measures; a failure is a fact, too, so that all ranks continue together."""
         try:
             return self.measure(place)
         except Exception as error:
             return {"failed": f"{type(error).__name__}: {(str(error).splitlines() or ['no message'])[0]}"}
 
     def examine(self, reports: Sequence[Report]) -> list[Finding]:
-        """Judge the facts of all ranks; a rank that could not measure is named in place of a judgement."""
+        """Judge the facts of all ranks, or name the ranks that could not measure."""
         failed = [report for report in reports if "failed" in report.facts]
         found = [
             Finding("bad", report.node, f"rank {report.rank}: {report.facts['failed']}", "see what this rank lacks")
@@ -134,7 +134,7 @@ class Check:
 
 
 def common(values: Sequence[Hashable]) -> Any:
-    """Return the value that most ranks have; of equally many, that of the lowest rank."""
+    """Return the value that most ranks have, with ties broken by the lowest rank."""
     return Counter(values).most_common(1)[0][0]
 
 

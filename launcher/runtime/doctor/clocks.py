@@ -1,4 +1,4 @@
-"""Compare the clocks of nodes with rank 0's, by messages there and back over the store."""
+"""Compare the clocks of nodes with rank 0's, by round trips over the store."""
 
 import time
 from collections.abc import Sequence
@@ -7,23 +7,23 @@ from plumbline.launcher.runtime.doctor.check import EVERYWHERE, Facts, Finding, 
 
 EXCHANGES = 5
 FAR = 1.0
-"""Seconds of difference from which a warning is due: file times and logs of the ranks no longer compare."""
+"""Seconds of difference at which to warn, since file times and logs of ranks are no longer comparable."""
 
 
 def measure(place: Place) -> Facts:
-    """Ask rank 0 for its time a few times; the quickest answer knows best how far the clocks are apart."""
+    """Ask rank 0 for its time a few times; the quickest answer gives the best estimate."""
     if place.world.is_main:
         for rank in range(1, place.world.size):
             for number in range(EXCHANGES):
                 place.meeting.wait([f"clock/{rank}/{number}/asked"], place.patience)
                 place.meeting.set(f"clock/{rank}/{number}/told", repr(time.time()))
         return {"ahead": 0.0, "within": 0.0}
-    _ask(place, 0)  # rank 0 may be busy with another rank: this one is for waiting
+    _ask(place, 0)  # rank 0 may be busy with another rank, so the first round trip is discarded
     return estimate([_ask(place, number) for number in range(1, EXCHANGES)])
 
 
 def _ask(place: Place, number: int) -> tuple[float, float, float]:
-    """Return this clock before, rank 0's, and this clock after."""
+    """Return this clock's time before, rank 0's time, and this clock's time after."""
     key = f"clock/{place.world.rank}/{number}"
     before = time.time()
     place.meeting.set(f"{key}/asked", "")
@@ -32,7 +32,7 @@ def _ask(place: Place, number: int) -> tuple[float, float, float]:
 
 
 def estimate(exchanges: Sequence[tuple[float, float, float]]) -> Facts:
-    """Return by how many seconds this clock is ahead of rank 0's, and how exactly that is known.
+    """Return by how many seconds this clock is ahead of rank 0's, and the uncertainty.
 
     Args:
         exchanges: this clock before a question, rank 0's answer, this clock after it.

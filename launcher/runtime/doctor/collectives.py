@@ -1,7 +1,7 @@
-"""Check that collectives compute what they should, in every dtype that training uses.
+"""Check that collectives compute correct results in every dtype that training uses.
 
-Each element of an all-reduce has one rank that contributes a number, all others contribute zero: the sum is exact in
-every dtype for any number of ranks, and an element that comes out wrong tells whose contribution was lost or changed.
+Each element of an all-reduce gets a number from one rank and zero from all others. So the sum is exact in every dtype
+for any number of ranks, and a wrong element tells whose contribution was lost or changed.
 """
 
 import time
@@ -20,7 +20,7 @@ REPEATS = 3
 
 
 def measure(place: Place) -> Facts:
-    """Reduce and gather known values; count wrong elements by the rank that they come from."""
+    """Reduce and gather known values, and count wrong elements by contributing rank."""
     wrong: dict[str, dict[str, int]] = {}
     fastest = float("inf")
     for name, dtype in DTYPES.items():
@@ -43,7 +43,7 @@ def measure(place: Place) -> Facts:
 
 
 def known_values(place: Place, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return what every element must become, and the rank that contributes it."""
+    """Return the expected value of every element, and the rank that contributes it."""
     index = torch.arange(ELEMENTS, device=place.world.device)
     return (index % 7 + 1).to(dtype), index % place.world.size
 
@@ -61,7 +61,7 @@ def _note(wrong: dict[str, dict[str, int]], what: str, owners: torch.Tensor) -> 
 
 
 def judge(reports: Sequence[Report]) -> list[Finding]:
-    """Name the rank whose contribution is wrong on all ranks, else the ranks that receive what others do not."""
+    """Name the rank whose contribution is wrong on all ranks, else the ranks that receive different results."""
     names = {str(report.rank): report for report in reports}
     findings = []
     for what in sorted({what for report in reports for what in report.facts["wrong"]}):

@@ -1,4 +1,4 @@
-"""Check that compilers are there, and on a CPU that DeepSpeed's operator can be built."""
+"""Check that compilers exist, and on a CPU that DeepSpeed's operator can be built."""
 
 import os
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from plumbline.launcher.runtime.system.compilers import missing_c_compiler, miss
 
 
 def measure(place: Place) -> Facts:
-    """Look for a compiler and, where training will need DeepSpeed's operator, build and load it."""
+    """Look for a compiler and, if training will need DeepSpeed's operator, build and load it."""
     device = place.world.device.type
     facts: Facts = {"device": device, "missing": None, "problem": None}
     if device == "cuda":
@@ -25,7 +25,7 @@ def measure(place: Place) -> Facts:
 
 
 def judge(reports: Sequence[Report]) -> list[Finding]:
-    """Find it bad where training would not start, and worth a warning where it starts if nothing is compiled."""
+    """Report as bad if training would not start, and warn if it would only start without compilation."""
     findings = []
     for report in reports:
         facts = report.facts

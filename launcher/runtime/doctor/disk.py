@@ -1,6 +1,7 @@
-"""Compare the free space and inodes at the run folder, and the space on the nodes, with what checkpoints take.
+"""Compare the free space and inodes at the run folder, and the space on the nodes, with the needs of checkpoints.
 
-Free is what statvfs says, which knows of no quotas of users or groups; of those of a folder on some file systems.
+Free space is what statvfs reports, which ignores user and group quotas, and knows folder quotas only on some file
+systems.
 """
 
 import os
@@ -11,11 +12,11 @@ from pathlib import Path
 from plumbline.launcher.runtime.doctor.check import EVERYWHERE, Facts, Finding, LocalNeed, Place, Report
 
 FILES_BESIDES_SHARDS = 100
-"""Files of a checkpoint and of a run beside the one or two of each rank, generously."""
+"""Generous bound on the files of a checkpoint and of a run besides the one or two per rank."""
 
 
 def measure(place: Place) -> Facts:
-    """Return free bytes and inodes, and what checkpoints need of both; None where it is not known."""
+    """Return free bytes and inodes, and how many checkpoints need; None where unknown."""
     folder = existing(place.folder)
     found = os.statvfs(folder)
     need = place.need
@@ -47,10 +48,10 @@ def existing(folder: Path) -> Path:
 
 
 def judge(reports: Sequence[Report]) -> list[Finding]:
-    """Find too little for one checkpoint bad, and for all that are kept at a time worth a warning.
+    """Report as bad if one checkpoint does not fit, and warn if not all kept ones do.
 
-    Nodes that share the folder all see the same, so the one with the least speaks for all of them. It is named where
-    others see another folder.
+    Nodes that share the folder all see the same, so the one with the least space is reported. It is named if others see
+    a different folder.
     """
     least = min(reports, key=lambda report: report.facts["free_bytes"])
     facts, findings = least.facts, []
@@ -79,7 +80,7 @@ def judge(reports: Sequence[Report]) -> list[Finding]:
 
 
 def _judge_local(reports: Sequence[Report]) -> Iterator[Finding]:
-    """Warn of nodes without room for what their ranks keep there: they go without."""
+    """Warn of nodes without room for local copies, which are then not made."""
     of_node: dict[str, list[Facts]] = {}
     for report in reports:
         if "local_bytes" in report.facts:
@@ -95,5 +96,5 @@ def _judge_local(reports: Sequence[Report]) -> Iterator[Finding]:
 
 
 def gigabytes(count: float) -> str:
-    """Return bytes as GB or, where that is nothing, as MB."""
+    """Format bytes as GB, or as MB if that would round to nothing."""
     return f"{count / 1e9:,.1f} GB" if count >= 1e8 else f"{count / 1e6:.1f} MB"

@@ -1,8 +1,8 @@
-"""Make all checks on all ranks: each measures, rank 0 collects and judges, and all hear the verdict.
+"""Make all checks on all ranks: each rank measures, rank 0 collects and judges, and all receive the verdict.
 
-Facts go over the store and not over the process group, which may be what is broken: a rank that hangs or dies in a
-check is then one whose facts do not come, and rank 0 can name it. What ranks do together runs in a thread of its own:
-gloo says that it waits too long, but NCCL may keep a thread for ever, and rank 0 has to judge even then.
+Facts are sent over the store, since the process group may be what is broken: if a rank hangs or dies in a check, its
+facts are missing and rank 0 can name it. Collective work runs in its own thread: gloo reports time-outs, but NCCL may
+block a thread forever, and rank 0 has to judge even then.
 """
 
 import json
@@ -16,19 +16,19 @@ from plumbline.launcher.runtime.doctor import meeting
 from plumbline.launcher.runtime.doctor.check import EVERYWHERE, Check, Facts, Finding, Place, Report, sort
 
 GO, SKIP, END = "go", "skip", "end"
-"""What rank 0 says after each check: to the next, to the next that needs no process group, or no further."""
+"""Rank 0's instruction after each check: continue, skip to the next without a process group, or stop."""
 CHECK, FACTS = 2.0, 2.5
-"""How much longer than ranks wait for one another a check of theirs may take, for gloo's own error comes first; and how
-long after its beginning rank 0 waits for what the others measured. They wait 3 times as long for rank 0."""
+"""Limits in units of the time that ranks wait for one another: on a collective check, so that gloo's own error comes
+first, and on rank 0's wait for the others' facts since the check began. They wait 3 units for rank 0."""
 
 
 @dataclass
 class Examination:
-    """Hold what was found, on rank 0 all of it."""
+    """Hold the findings; complete only on rank 0."""
 
     findings: list[Finding] = field(default_factory=list)
     reports: dict[str, list[Report]] = field(default_factory=dict)
-    """Name of a check -> what each rank measured, where all could."""
+    """Name of a check -> what each rank measured, if all could."""
 
     @property
     def is_bad(self) -> bool:
@@ -37,10 +37,10 @@ class Examination:
 
 
 def examine(place: Place, checks: Sequence[Check]) -> Examination:
-    """Make checks together with all other ranks. On ranks other than 0, only the verdict is filled in.
+    """Make checks together with all other ranks. Ranks other than 0 only get the verdict.
 
     Raises:
-        ValueError: rank 0 went away.
+        ValueError: rank 0 disappeared.
     """
     store, world, together = place.meeting, place.world, ThreadPoolExecutor(1)  # one thread, which has chosen its GPU
     meeting.arrive(store, world)
@@ -66,13 +66,13 @@ def examine(place: Place, checks: Sequence[Check]) -> Examination:
         store.set(f"after/{check.name}", state)
     found.findings = sort(found.findings)
     store.set("verdict", "bad" if found.is_bad else "ok")
-    # Rank 0 serves the store: it leaves last, but waits for nobody who has long gone
+    # Rank 0 serves the store, so it leaves last, but does not wait for ranks that are gone
     meeting.absent(store, [f"left/{rank}" if rank else "verdict" for rank in sorted(nodes)], min(10.0, place.seconds))
     return found
 
 
 def _collect(found: Examination, check: Check, place: Place, nodes: dict[int, str], state: str, began: float) -> str:
-    """Wait for the facts of all ranks on a check that has begun, judge, and return how to go on."""
+    """Wait for all ranks' facts on a check that has begun, judge them, and return how to continue."""
     store = place.meeting
     keys = [f"facts/{check.name}/{rank}" for rank in range(place.world.size)]
     limit = FACTS * place.seconds
@@ -92,7 +92,7 @@ def _collect(found: Examination, check: Check, place: Place, nodes: dict[int, st
 
 
 def _follow(place: Place, checks: Sequence[Check], together: ThreadPoolExecutor) -> Examination:
-    """Measure when rank 0 does, and take over its verdict."""
+    """Measure along with rank 0, and return its verdict."""
     store, state = place.meeting, GO
     try:
         state = _heard(place, "arrival")
@@ -105,22 +105,22 @@ def _follow(place: Place, checks: Sequence[Check], together: ThreadPoolExecutor)
         store.wait(["verdict"], 3 * place.patience)
         verdict = store.get("verdict").decode()
         store.set(f"left/{place.world.rank}", "")
-    except RuntimeError as error:  # of the store: of time, or of a connection that is gone
+    except RuntimeError as error:  # from the store: a time-out or a lost connection
         raise ValueError(f"rank 0, which collects what is found, went away: {str(error).splitlines()[0]}") from error
     return Examination([Finding("bad" if verdict == "bad" else "ok", EVERYWHERE, "the verdict of rank 0")])
 
 
 def _heard(place: Place, name: str) -> str:
-    """Return what rank 0 says after a check."""
+    """Return rank 0's instruction after a check."""
     place.meeting.wait([f"after/{name}"], 3 * place.patience)
     return str(place.meeting.get(f"after/{name}").decode())
 
 
 def _measure(check: Check, place: Place, together: ThreadPoolExecutor) -> None:
-    """Take a check on this rank, and tell what it has measured, or that it still waits."""
+    """Make a check on this rank, and send what it measured, or that it is still waiting."""
     if check.needs_group:
         limit = CHECK * place.seconds
-        # Who waits at a store keeps all other threads from it
+        # A thread that waits on a store blocks it for all others
         own = replace(place, store=place.meeting.clone())  # type: ignore[attr-defined]
         try:
             facts: Facts = together.submit(check.take, own).result(limit)

@@ -1,4 +1,4 @@
-"""Check what checkpoints ask of a file system, on each rank by itself: renames, fsync, umask."""
+"""Check, on each rank separately, what checkpoints need from a file system: renames, fsync, umask."""
 
 import shutil
 import stat
@@ -16,7 +16,7 @@ REMEDY = "set run.root to a POSIX file system that you may write to"
 
 @contextmanager
 def probe_folder(place: Place, name: str) -> Iterator[Path]:
-    """Yield a hidden folder on the file system of the run folder, which is removed with all that is in it."""
+    """Yield a hidden folder on the file system of the run folder, which is removed afterwards."""
     folder = existing(place.folder) / f".doctor.{name}"
     folder.mkdir(exist_ok=True)
     try:
@@ -40,7 +40,7 @@ def measure(place: Place) -> Facts:
 
 
 def problems_of(folder: Path) -> Iterator[str]:
-    """Yield what an empty folder's file system does otherwise than checkpoints need."""
+    """Yield how a file system, tried in an empty folder, violates what checkpoints need."""
     old, new, inside = folder / "old", folder / "new", folder / "staging"
     old.write_text("old")
     new.write_text("new")
@@ -61,7 +61,7 @@ def problems_of(folder: Path) -> Iterator[str]:
 
 
 def judge(reports: Sequence[Report]) -> list[Finding]:
-    """Name nodes whose file system breaks a promise, and those whose umask hides files or differs."""
+    """Name nodes whose file system violates a requirement, and those whose umask hides files or differs."""
     findings = [
         Finding("bad", report.node, f"rank {report.rank}: {problem} in {report.facts['folder']}", REMEDY)
         for report in reports

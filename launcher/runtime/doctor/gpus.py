@@ -1,4 +1,4 @@
-"""Check each rank's GPU: one for each rank, right results, as fast as the others, free, and no errors in its memory."""
+"""Check each rank's GPU: not shared, correct results, as fast as the others, not in use, no memory errors."""
 
 import shutil
 import subprocess
@@ -13,7 +13,7 @@ from plumbline.launcher.runtime.doctor.check import EVERYWHERE, Facts, Finding, 
 WIDTH = 4096
 REPEATS = 20
 SLOW, BROKEN = 0.8, 0.5
-"""Parts of the median speed under which a GPU is worth a warning, and bad."""
+"""Fractions of the median speed below which a GPU causes a warning, and counts as bad."""
 MOSTLY_FREE = 0.9
 QUERY = (
     "uuid",
@@ -21,11 +21,11 @@ QUERY = (
     "retired_pages.pending",
     "clocks_throttle_reasons.hw_slowdown",
 )
-"""What is asked of nvidia-smi; what a GPU does not know it answers with [N/A]."""
+"""Quantities queried from nvidia-smi, which answers [N/A] if a GPU does not support one."""
 
 
 def measure(place: Place) -> Facts:
-    """Compute on this rank's GPU, and ask the driver about it."""
+    """Compute on this rank's GPU, and query the driver about it."""
     device = place.world.device
     if device.type != "cuda":
         return {"device": device.type}
@@ -46,10 +46,10 @@ def measure(place: Place) -> Facts:
 
 
 def matrix_product(device: torch.device, width: int) -> tuple[bool, float]:
-    """Return whether a matrix product in bf16 is right, and the TFLOP/s of it.
+    """Return whether a matrix product in bf16 is correct, and its TFLOP/s.
 
-    Entries are -1, 0 and 1, so few of them other than 0 that all sums are exact in bf16. The processor checks the
-    product C = A B by C x = A (B x), which takes width^2 operations in place of width^3.
+    Entries are -1, 0 and 1, mostly 0, so that all sums are exact in bf16. The CPU checks the product C = A B by C x = A
+    (B x), which takes width^2 operations instead of width^3.
     """
     generator = torch.Generator().manual_seed(1)
     signs = torch.randint(0, 2, (2, width, width), generator=generator, dtype=torch.float64) * 2 - 1
@@ -72,7 +72,7 @@ def _synchronize(device: torch.device) -> None:
 
 
 def ask_driver() -> str:
-    """Return what nvidia-smi answers, nothing where it is missing or does not know the question."""
+    """Return the output of nvidia-smi, or "" if it is missing or does not support the query."""
     if shutil.which("nvidia-smi") is None:
         return ""
     command = ["nvidia-smi", f"--query-gpu={','.join(QUERY)}", "--format=csv,noheader,nounits"]
@@ -83,7 +83,7 @@ def ask_driver() -> str:
 
 
 def driver_facts(answer: str) -> dict[str, dict[str, str]]:
-    """Return uuid -> quantity -> value of an answer of nvidia-smi, without what a GPU does not know."""
+    """Parse the output of nvidia-smi into uuid -> quantity -> value, without unsupported quantities."""
     found = {}
     for line in answer.splitlines():
         values = [value.strip() for value in line.split(",")]
@@ -94,7 +94,7 @@ def driver_facts(answer: str) -> dict[str, dict[str, str]]:
 
 
 def judge(reports: Sequence[Report]) -> list[Finding]:
-    """Name each GPU that is shared, wrong, slow beside the others, in use, or reports errors."""
+    """Name each GPU that is shared, wrong, slower than the others, in use, or reports errors."""
     without = [report for report in reports if report.facts["device"] != "cuda"]
     if len(without) == len(reports):
         return [Finding("ok", EVERYWHERE, "no GPU: skipped")]

@@ -1,4 +1,4 @@
-"""Join the process group of all ranks, as training does; what keeps ranks from it is most often the network."""
+"""Join the process group of all ranks, as training does; failures are most often due to the network."""
 
 import os
 import socket
@@ -14,13 +14,13 @@ from plumbline.launcher.runtime.system.process_group import listen_where_others_
 
 
 def measure(place: Place) -> Facts:
-    """Join, meet once, and say how long it took."""
+    """Join, meet once, and measure the time."""
     world, began = place.world, time.monotonic()
     listen_where_others_reach()
     backend, gpu = "gloo", None
     if world.device.type == "cuda":
         torch.cuda.set_device(world.device)
-        # Not the 1 of torchrun: torch would end this process, and with it the store, where ranks wait too long
+        # Not torchrun's 1, with which torch would kill this process, and the store with it, on a time-out
         os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
         backend, gpu = "nccl", world.device
     dist.init_process_group(
@@ -32,7 +32,7 @@ def measure(place: Place) -> Facts:
         device_id=gpu,
     )
     dist.barrier()
-    if backend != "gloo":  # over which ranks agree on checkpoints; it may take another network than NCCL
+    if backend != "gloo":  # ranks agree on checkpoints over gloo, which may use a different network from NCCL
         beside = dist.new_group(backend="gloo", timeout=place.patience)
         dist.barrier(beside)
         dist.destroy_process_group(beside)
@@ -41,7 +41,7 @@ def measure(place: Place) -> Facts:
 
 
 def judge(reports: Sequence[Report]) -> list[Finding]:
-    """Say that all ranks met; one that could not is named by its failure."""
+    """Report that all ranks met; one that could not is named by its failure."""
     slowest = max(report.facts["seconds"] for report in reports)
     backend = reports[0].facts["backend"]
     return [Finding("ok", EVERYWHERE, f"{len(reports)} rank(s) form a group over {backend}, in {slowest:.1f} s")]

@@ -1,4 +1,4 @@
-"""Let ranks meet before there is a process group, and name those that do not come."""
+"""Let ranks meet before there is a process group, and name those that do not arrive."""
 
 import os
 import time
@@ -47,7 +47,7 @@ def arrive(store: Store, world: World) -> None:
 
 
 def absent(store: Store, keys: Sequence[str], seconds: float) -> list[int]:
-    """Wait for keys, one for each rank, and return the ranks whose key is not there in time."""
+    """Wait for keys, one per rank, and return the ranks whose key does not appear in time."""
     deadline = time.monotonic() + seconds
     missing = list(range(len(keys)))
     while missing:
@@ -64,7 +64,7 @@ def nodes_of(store: Store, ranks: Sequence[int]) -> dict[int, str]:
 
 
 def findings_of_absence(missing: Sequence[int], arrived: dict[int, str], seconds: float) -> list[Finding]:
-    """Name the ranks that did not arrive and, as far as Slurm tells, their nodes."""
+    """Name the ranks that did not arrive and, as far as Slurm knows, their nodes."""
     empty = sorted(set(_nodes_of_step()) - set(arrived.values()))
     ranks = ", ".join(str(rank) for rank in missing)
     here = ", ".join(f"{rank} ({node})" for rank, node in sorted(arrived.items()))
@@ -75,7 +75,7 @@ def findings_of_absence(missing: Sequence[int], arrived: dict[int, str], seconds
 
 
 def _nodes_of_step() -> tuple[str, ...]:
-    """Return the nodes of this Slurm step; none without Slurm."""
+    """Return the nodes of this Slurm step; empty without Slurm."""
     names = os.environ.get("SLURM_STEP_NODELIST") or os.environ.get("SLURM_JOB_NODELIST") or ""
     try:
         return nodes.names_in(names)

@@ -1,7 +1,7 @@
-"""Measure the bandwidth between every two nodes, or ranks when they are few, and name what is slow beside the rest.
+"""Measure the bandwidth between all pairs of nodes, or of ranks if they are few, and name the slow ones.
 
-Pairs take turns so that nobody is in two at a time. A node's figure is that of its fastest pair: one bad node slows
-every pair that it is in, but not the fastest pair of any other. Pairs inside a node are compared among themselves.
+Pairs take turns so that no rank is in two at a time. A node is judged by its fastest pair: one bad node slows all its
+pairs, but not the fastest pair of any other node. Pairs inside a node are compared among themselves.
 """
 
 import time
@@ -15,11 +15,11 @@ from plumbline.launcher.runtime.doctor.check import EVERYWHERE, Facts, Finding, 
 from plumbline.launcher.runtime.system.nodes import node_name
 
 FEW = 8
-"""Ranks of which all pairs are measured; of more, those of one rank for each node."""
+"""Most ranks of which all pairs are measured; with more, only one rank per node."""
 BYTES = {"cpu": 2**24, "cuda": 2**26}
 REPEATS = 3
 SLOW, BROKEN = 0.5, 0.1
-"""Parts of the median under which a node or a pair is worth a warning, and bad."""
+"""Fractions of the median below which a node or pair causes a warning, and counts as bad."""
 WIDEST_TABLE = 16
 
 Pair = tuple[int, int]
@@ -44,13 +44,13 @@ def measure(place: Place) -> Facts:
 
 
 def members_of(nodes: Sequence[str]) -> list[int]:
-    """Return the ranks to measure, of all ranks' nodes: all of them, or the first of each node where they are many."""
+    """Return the ranks to measure, given all ranks' nodes: all, or the first of each node if there are many."""
     ranks = range(len(nodes))
     return list(ranks) if len(nodes) <= FEW else [rank for rank in ranks if nodes.index(nodes[rank]) == rank]
 
 
 def turns(members: Sequence[int]) -> list[list[Pair]]:
-    """Return all pairs in turns, as of a tournament in which everybody plays everybody and nobody twice in a turn."""
+    """Return all pairs as the turns of a round-robin tournament, with each member at most once per turn."""
     ring: list[int | None] = [*members, *([None] if len(members) % 2 else [])]
     rounds = []
     for _ in range(len(ring) - 1):
@@ -61,7 +61,7 @@ def turns(members: Sequence[int]) -> list[list[Pair]]:
 
 
 def _exchange(buffer: torch.Tensor, is_first: bool, other: int) -> float:
-    """Send the buffer there and back a few times; returns the seconds of the fastest, without the first."""
+    """Send the buffer back and forth a few times, and return the fastest time in seconds, without the first."""
     fastest = float("inf")
     for turn in range(1 + REPEATS):
         began = time.perf_counter()
@@ -78,7 +78,7 @@ def _exchange(buffer: torch.Tensor, is_first: bool, other: int) -> float:
 
 
 def judge(reports: Sequence[Report]) -> list[Finding]:
-    """Name the nodes whose fastest pair is slow beside the median of all nodes, then other pairs that are."""
+    """Name the nodes whose fastest pair is slow compared with the median of all nodes, then other slow pairs."""
     nodes = {report.rank: report.node for report in reports}
     speeds = _speeds(reports)
     if not speeds:
@@ -98,7 +98,7 @@ def _speeds(reports: Sequence[Report]) -> dict[Pair, float]:
 
 
 def _slow(speeds: Mapping[Pair, float], reports: Mapping[int, Report]) -> list[Finding]:
-    """Return what is slow among pairs of one kind. Two ranks alone have nothing to be compared with."""
+    """Return what is slow among pairs of one kind. A single pair has nothing to be compared with."""
     members = sorted({rank for pair in speeds for rank in pair})
     best = {rank: max(speed for pair, speed in speeds.items() if rank in pair) for rank in members}
     if len(members) < 3:
@@ -126,7 +126,7 @@ def _level(ratio: float) -> Level:
 
 
 def table(reports: Sequence[Report]) -> list[str]:
-    """Return GB/s of all pairs, as lines of a square; none for one rank or for more than fit on a screen."""
+    """Return a table of the GB/s of all pairs; empty for one rank or for more than fit on a screen."""
     speeds = _speeds(reports)
     members = reports[0].facts["members"]
     if not 2 <= len(members) <= WIDEST_TABLE:

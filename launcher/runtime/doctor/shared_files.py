@@ -1,4 +1,4 @@
-"""Check that ranks see each other's files and locks in the run folder, and after how long."""
+"""Check that ranks see each other's files and locks in the run folder, and how soon."""
 
 import errno
 import fcntl
@@ -12,9 +12,9 @@ from plumbline.launcher.runtime.doctor.check import EVERYWHERE, Facts, Finding, 
 from plumbline.launcher.runtime.doctor.files import probe_folder
 
 LATE = 10.0
-"""Seconds after which a file is seen so late that a warning is due; NFS caches names for up to 60."""
+"""Seconds of delay in seeing a file at which to warn; NFS caches names for up to 60."""
 LOCKS: dict[str, Callable[[int, int], None]] = {"fcntl": fcntl.lockf, "flock": fcntl.flock}
-"""The run's lock is of the first kind, locks of corpora and of compiled operators are of the second."""
+"""Kinds of locks: the run's lock is of the first, those of corpora and compiled operators of the second."""
 
 
 def measure(place: Place) -> Facts:
@@ -25,7 +25,7 @@ def measure(place: Place) -> Facts:
         place.meet("shared/begin")
         names = {rank: folder / f"rank-{rank}" for rank in range(place.world.size)}
         expected = list(names) if place.world.is_main else [0]
-        for rank in expected:  # a name that was looked for and not found is what NFS remembers longest
+        for rank in expected:  # NFS caches names longest that were looked up and not found
             names[rank].exists()
         place.meet("shared/looked")
         mine = names[place.world.rank]
@@ -39,7 +39,7 @@ def measure(place: Place) -> Facts:
         seconds = time.monotonic() - began
         place.meet("shared/seen")
         locks = {kind: _lock(place, folder / kind, kind) for kind in LOCKS}
-        place.meet("shared/end")  # or the first to leave would remove what others look at
+        place.meet("shared/end")  # else the first rank to leave would remove what others look at
     return {"folder": str(folder.parent), "missing": missing, "seconds": seconds, "locks": locks}
 
 
@@ -60,7 +60,8 @@ def _wait_for(files: dict[int, Path], deadline: float) -> list[int]:
 
 
 def _lock(place: Place, file: Path, kind: str) -> str:
-    """Say what became of a lock: `held` by rank 0, `refused` to others as it should be, `taken` twice, or an error."""
+    """Return the outcome of a lock: `held` by rank 0, `refused` to others as it should be, `taken` twice, or an
+    error."""
     found = ""
     with file.open("a") as opened:
         for turn in (True, False):  # rank 0 first

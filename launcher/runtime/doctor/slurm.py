@@ -12,20 +12,20 @@ from plumbline.launcher.runtime.system.deadline import NOTICE, read_notice
 from plumbline.launcher.runtime.system.installation import ROOT
 
 SHORT = 30
-"""Seconds of KillWait, Slurm's default, under which a save that SIGTERM asked for has little time."""
+"""Seconds of KillWait, Slurm's default, below which a save after SIGTERM has little time."""
 LONG = 1800
 """Seconds of SlurmdTimeout for which a dead node would keep a job waiting."""
 FEW = 4
-"""Cores of a rank under which those that train, read, write checkpoints and compile get in each other's way."""
+"""Cores per rank below which training, reading, checkpointing and compiling compete."""
 BY_QOS = "preempt/qos"
-"""PreemptType under which mode and grace time are those of the job's QOS, not those of its partition."""
+"""PreemptType with which mode and grace time come from the job's QOS, not from its partition."""
 ASK_QOS = ("sacctmgr", "--noheader", "--parsable2", "show", "qos", "format=Name,PreemptMode,GraceTime")
 EARLY = 60
-"""Seconds by which the notice ahead of a time limit may come early (man sbatch, --signal)."""
+"""Seconds by which the notice before a time limit may come early (man sbatch, --signal)."""
 
 
 def measure(place: Place) -> Facts:
-    """Ask the controller from rank 0, and look at this task's cores on all."""
+    """Query the controller on rank 0, and this task's cores on all ranks."""
     facts: Facts = {
         "in a job": "SLURM_JOB_ID" in os.environ,
         "device": place.world.device.type,
@@ -45,7 +45,7 @@ def measure(place: Place) -> Facts:
 
 
 def _ask(*what: str) -> str:
-    """Return what the controller answers; nothing where there is none."""
+    """Return the controller's answer, or "" if there is none."""
     return _run("scontrol", "--oneliner", "show", *filter(None, what))
 
 
@@ -57,26 +57,26 @@ def _run(*command: str) -> str:
 
 
 def qos(answer: str, name: str) -> dict[str, str] | None:
-    """Return PreemptMode and GraceTime of a QOS, of what `ASK_QOS` answers; None where it is not among them."""
+    """Return PreemptMode and GraceTime of a QOS from the answer to `ASK_QOS`, or None if it is not listed."""
     rows = (line.split("|") for line in answer.splitlines() if line.count("|") == 2)
     return next(({"PreemptMode": mode.upper(), "GraceTime": grace} for own, mode, grace in rows if own == name), None)
 
 
 def settings(answer: str) -> dict[str, str]:
-    """Return name -> value of `scontrol show config`."""
+    """Return name -> value from the output of `scontrol show config`."""
     lines = (line.split("=", 1) for line in answer.splitlines() if "=" in line)
     return {name.strip(): value.strip() for name, value in lines}
 
 
 def notice() -> int | None:
-    """Return how many seconds ahead of its time limit slurm/pretrain.sbatch asks for a signal."""
+    """Return how many seconds before its time limit slurm/pretrain.sbatch requests a signal."""
     script = ROOT / "slurm" / "pretrain.sbatch"
     found = re.search(r"^#SBATCH --signal=\w+@(\d+)", script.read_text(), re.MULTILINE) if script.is_file() else None
     return None if found is None else int(found[1])
 
 
 def seconds(text: str) -> float | None:
-    """Return seconds of `30 sec` or of a time limit, D-HH:MM:SS; None where it has no end."""
+    """Return the seconds in `30 sec` or a time limit D-HH:MM:SS, or None if it is unlimited."""
     if found := re.fullmatch(r"(\d+) sec", text):
         return float(found[1])
     found = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d+):(\d+)", text)
@@ -87,7 +87,7 @@ def seconds(text: str) -> float | None:
 
 
 def judge(reports: Sequence[Report]) -> list[Finding]:
-    """Warn of what would cost a checkpoint, a requeue or cores; nothing of it keeps a run from training."""
+    """Warn of settings that would cost a checkpoint, a requeue or cores; none prevents a run from training."""
     main = reports[0]
     configuration = main.facts.get("configuration", {})
     if not configuration:
@@ -124,7 +124,7 @@ def _cluster(configuration: Mapping[str, str]) -> list[Advice]:
 
 
 def _preemption_by_qos(configuration: Mapping[str, str], found: Mapping[str, str] | None) -> list[Advice]:
-    """Return what a preemption would do by the settings of the job's QOS; None: sacctmgr does not show it."""
+    """Return what a preemption would do under the settings of the job's QOS (None if sacctmgr does not show them)."""
     if found is None:
         text = f"jobs may be preempted (PreemptType {BY_QOS}); how could not be told: sacctmgr does not show the QOS"
         return [(text, f"ask for PreemptMode and GraceTime: `{' '.join(ASK_QOS)}`")]
@@ -134,7 +134,7 @@ def _preemption_by_qos(configuration: Mapping[str, str], found: Mapping[str, str
 
 
 def _preemption(configuration: Mapping[str, str], kind: Mapping[str, str], name: str) -> list[Advice]:
-    """Return what a preemption would do without a warning to the ranks, by the settings of a partition or QOS."""
+    """Return what a preemption would do without warning the ranks, under the settings of a partition or QOS."""
     mode = kind.get("PreemptMode", configuration.get("PreemptMode", "OFF"))
     if configuration.get("PreemptType", "preempt/none") == "preempt/none" or mode in ("OFF", "GANG"):
         return []
@@ -149,7 +149,7 @@ def _preemption(configuration: Mapping[str, str], kind: Mapping[str, str], name:
 
 
 def _job(job: Mapping[str, str], configuration: Mapping[str, str], ahead: int | None) -> list[Advice]:
-    """Return what this job asked for that does it no good."""
+    """Return which of the job's own settings are harmful."""
     found = []
     requeue = job.get("Requeue", configuration.get("JobRequeue", "1"))
     if requeue == "0":
@@ -163,7 +163,7 @@ def _job(job: Mapping[str, str], configuration: Mapping[str, str], ahead: int | 
 
 
 def _cores(report: Report) -> list[Finding]:
-    """Warn of a rank that is bound to fewer cores than it was to have."""
+    """Warn of a rank that is bound to fewer cores than requested."""
     cores, findings = report.facts["cores"], []
     wanted = {"SLURM_CPUS_PER_TASK": report.facts["cores asked for"], "OMP_NUM_THREADS": report.facts["threads"]}
     for name, value in wanted.items():

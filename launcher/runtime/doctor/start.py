@@ -17,11 +17,11 @@ from plumbline.launcher.runtime.system.world import World
 
 
 class UnfitError(ValueError):
-    """Refuse to start on nodes that cannot carry the run.
+    """Refuse to start on nodes that cannot run it.
 
     Args:
-        message: all that is bad, and where.
-        nodes: those of which something bad is known that others do not have, by the names that Slurm has for them.
+        message: everything that is bad, and where.
+        nodes: Slurm names of the nodes with a problem that others do not have.
     """
 
     def __init__(self, message: str, nodes: Sequence[str]) -> None:
@@ -30,11 +30,11 @@ class UnfitError(ValueError):
 
 
 def need_of(config: Config, plan: RunPlan, leftovers: int = 0) -> Need:
-    """Return what the checkpoints of a run take, and how many are there.
+    """Return the space needed for the checkpoints of a run, and how many exist.
 
     Args:
-        config: the run.
-        plan: what follows from it.
+        config: the run's configuration.
+        plan: the run's plan.
         leftovers: bytes of saves that were killed, if a start is about to delete them.
     """
     root = config.run.folder / "checkpoints"
@@ -43,7 +43,7 @@ def need_of(config: Config, plan: RunPlan, leftovers: int = 0) -> Need:
 
 
 def local_need_of(config: Config, plan: RunPlan, world: World) -> LocalNeed | None:
-    """Return what a rank writes to its own node; None: nothing."""
+    """Return the space that a rank needs on its own node, or None if it writes nothing there."""
     local, name = config.checkpoint.local, config.run.name
     if local is None:
         return None
@@ -53,13 +53,13 @@ def local_need_of(config: Config, plan: RunPlan, world: World) -> LocalNeed | No
 
 
 def check_start(config: Config, plan: RunPlan, world: World) -> None:
-    """Refuse a start that nodes of different versions, a full disk or a strange file system would spoil. Collective.
+    """Refuse to start with different versions on nodes, a full disk or an unsuitable file system. Collective.
 
     Raises:
-        UnfitError: on all ranks, with everything that is bad, and the nodes.
+        UnfitError: on all ranks, with all problems and the nodes.
     """
     folder = config.run.folder
-    leftovers = from_main(lambda: bytes_of_leftovers(folder / "checkpoints"), world)  # a look at many files
+    leftovers = from_main(lambda: bytes_of_leftovers(folder / "checkpoints"), world)  # stats many files
     place = Place(world, folder, need_of(config, plan, leftovers), local_need_of(config, plan, world))
     mine = node_name(), [check.take(place) for check in AT_START]
     told = gather_objects(mine, world)

@@ -1,4 +1,4 @@
-"""List the checks of the doctor, and those that every start of a run makes."""
+"""List the doctor's checks, and those made at every start of a run."""
 
 from plumbline.launcher.runtime.doctor import (
     clocks,
@@ -20,7 +20,7 @@ AT_START = (
     Check("disk", disk.measure, disk.judge),
     Check("files", files.measure, files.judge),
 )
-"""Checks of a few milliseconds, of each rank alone."""
+"""Checks of a few milliseconds, on each rank separately."""
 PAIRS = Check("pairs", pairs.measure, pairs.judge, needs_group=True)
 CHECKS = (
     *AT_START,
@@ -33,4 +33,4 @@ CHECKS = (
     Check("collectives", collectives.measure, collectives.judge, needs_group=True),
     PAIRS,
 )
-"""All checks, in the order in which they are made: what needs the network comes last."""
+"""All checks in order, with those that need the network last."""

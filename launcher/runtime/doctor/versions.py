@@ -1,6 +1,6 @@
-"""Compare versions, our own sources and environment variables over ranks, and name the nodes that differ.
+"""Compare versions, our sources and environment variables across ranks, and name the nodes that differ.
 
-Versions of torch and DeepSpeed that are the same everywhere, but not certified, are worth a warning.
+Versions of torch and DeepSpeed that are equal everywhere but not certified cause a warning.
 """
 
 import hashlib
@@ -19,12 +19,12 @@ PACKAGES = ("torch", "deepspeed", "transformers", "numpy")
 CERTIFIED = (("2.14.1", "0.19.8"), ("2.13.0", "0.19.8"), ("2.11.0", "0.19.8"))
 """torch and DeepSpeed with which tests/benchmarks/engine_certificate.py passes: docs/proofs.md has its results."""
 VARIABLES = ("OMP_NUM_THREADS", "CUDA_LAUNCH_BLOCKING", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
-"""Compared by value, as is every NCCL_*; interfaces may well be called differently."""
+"""Compared by value, like every NCCL_*, except names of interfaces, which may differ."""
 MAY_DIFFER = ("NCCL_SOCKET_IFNAME", "NCCL_IB_HCA")
 
 
 def measure(_place: Place) -> Facts:
-    """Return versions, the checksum of our sources, and what in the environment changes speed or results."""
+    """Return versions, the checksum of our sources, and environment variables that affect speed or results."""
     return {
         "versions": {
             "python": platform.python_version(),
@@ -45,7 +45,7 @@ def measure(_place: Place) -> Facts:
 
 
 def judge(reports: Sequence[Report]) -> list[Finding]:
-    """Name each rank whose versions (bad) or variables (warning) are not those of most ranks."""
+    """Name each rank whose versions (bad) or variables (warning) differ from those of most ranks."""
     findings = []
     for name in reports[0].facts["versions"]:
         for report, here, usual in _outliers(reports, "versions", name):
@@ -69,7 +69,7 @@ def judge(reports: Sequence[Report]) -> list[Finding]:
 
 
 def _uncertified(reports: Sequence[Report]) -> list[Finding]:
-    """Warn where most ranks have a torch and a DeepSpeed that nobody has held to plain PyTorch together."""
+    """Warn if the combination of torch and DeepSpeed on most ranks was never compared with plain PyTorch."""
     torch, deepspeed = (
         common([report.facts["versions"][name].partition("+")[0] for report in reports])
         for name in ("torch", "deepspeed")
@@ -93,7 +93,7 @@ def checksum_of_sources(checkout: Path) -> str:
 
 
 def _outliers(reports: Sequence[Report], section: str, name: str) -> list[tuple[Report, str, str]]:
-    """Return each rank that differs from most, its value and theirs."""
+    """Return each rank that differs from most, with its value and theirs."""
     values = [str(report.facts[section].get(name, "not set")) for report in reports]
     usual = common(values)
     return [(report, here, usual) for report, here in zip(reports, values, strict=True) if here != usual]
@@ -107,7 +107,7 @@ def _version(package: str) -> str:
 
 
 def _count(devices: str | None) -> str:
-    """Say how many devices a list names; which ones differs between the ranks of a node under Slurm."""
+    """Return how many devices a list names; which ones may differ between the ranks of a node under Slurm."""
     if devices is None:
         return "all GPUs"
     return f"{sum(bool(name.strip()) for name in devices.split(','))} GPU(s)"

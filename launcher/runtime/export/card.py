@@ -15,7 +15,7 @@ def model_card(model: LoadedModel, report: ExportReport) -> str:
     rule, shape = config.parameterization, config.model
     result_path = model.source.parent.parent / RESULT
     result = json.loads(result_path.read_text(encoding="utf-8")) if result_path.is_file() else {}
-    # An average, or an earlier checkpoint, has other scores than the run's end
+    # An average or an earlier checkpoint has different scores from the run's end
     scores = result if model.average is None and result.get("step") == model.step else {}
     parameters = sum(p.numel() for name, p in model.module.named_parameters() if not name.startswith(OBJECTIVE))
     rows = [
@@ -59,7 +59,7 @@ tokenizer = AutoTokenizer.from_pretrained("{report.folder}")
 
 
 def _without_thoughts(report: ExportReport) -> str:
-    """Return a warning where the plain model was not what training improved."""
+    """Return a warning if training did not improve the plain model."""
     if report.only_with_thoughts is None:
         return ""
     return (
@@ -69,7 +69,7 @@ def _without_thoughts(report: ExportReport) -> str:
 
 
 def _how_to_think(report: ExportReport, trust: str) -> str:
-    """Return what the card says of a model that can think; nothing for others."""
+    """Return instructions for a model that can think, or "" for others."""
     if report.lookahead is None or report.lookahead.left_out is not None:
         return ""
     return f"""
@@ -90,7 +90,7 @@ print(tokenizer.decode(model.generate(ids, max_new_tokens=64, think="every:8")[0
 
 
 def _how(report: ExportReport) -> str:
-    """Say in which sense the folder is the trained model."""
+    """Return in which sense the folder is the trained model."""
     if report.own_code:
         return "Its class is in this folder; all multipliers of training are folded into the weights."
     if report.headroom is not None:

@@ -1,6 +1,6 @@
-"""Write a checkpoint as a Hugging Face folder, and prove it: reload with stock transformers and compare.
+"""Write a checkpoint as a Hugging Face folder, and verify it: reload with stock transformers and compare.
 
-The folder appears under its final name only when the proof holds.
+The folder appears under its final name only if the verification succeeds.
 """
 
 import json
@@ -49,8 +49,8 @@ def export(model: LoadedModel, output: Path, target: str, overwrite: bool = Fals
     """Export to `output`.
 
     Raises:
-        ValueError: the output folder is in use or no export, no stock class computes this model, or it rounds what no
-            class rounds.
+        ValueError: the output folder is in use or not an export, no stock class can express this model, or it uses
+            rounding that no class supports.
         ExportError: the reloaded folder differs from the model.
         FullDiskError: no space is left on the device.
     """
@@ -88,7 +88,7 @@ def export(model: LoadedModel, output: Path, target: str, overwrite: bool = Fals
 
 
 def _check_precision(precision: PrecisionConfig) -> None:
-    """Refuse what weights alone cannot hold."""
+    """Refuse rounding that weights alone cannot represent."""
     for key in ("activations", "kv_cache"):
         found = getattr(precision, key)
         if found is not None:
@@ -100,7 +100,7 @@ def _check_precision(precision: PrecisionConfig) -> None:
 
 
 def _write_tokenizer(source: Path | None, positions: int, folder: Path) -> dict[str, int | None]:
-    """Copy the run's tokenizer files, and return its special tokens by their keys of config.json."""
+    """Copy the run's tokenizer files, and return its special tokens under their keys in config.json."""
     if source is None:
         return dict.fromkeys(SPECIAL_TOKENS)
     copy_files(source, folder)
@@ -116,7 +116,7 @@ def _write_model(
 ) -> str:
     """Let transformers write config, weights and generation_config, and return the name of the class."""
     begin, end, pad = (special[name] for name in SPECIAL_TOKENS)
-    # In most classes the embedding of config.json's pad_token_id gets no gradient, and text has the others
+    # In most classes the embedding of pad_token_id gets no gradient, so it must not be a token that occurs in text
     stock = _empty_model({**entries, **special, "pad_token_id": None if pad in (begin, end) else pad})
     tied = {"lm_head.weight"} if stock.config.tie_word_embeddings else set()
     expected = set(stock.state_dict()) - tied
@@ -131,13 +131,13 @@ def _write_model(
 
 
 def limit_length(folder: Path, positions: int) -> None:
-    """Let the tokenizer of a Hugging Face folder, asked to truncate, leave what the model has positions for."""
+    """Make the tokenizer of a Hugging Face folder truncate to the model's number of positions."""
     path = folder / TOKENIZER_CONFIG
     write_json(path, read_object(path) | {"model_max_length": positions})
 
 
 def note_for_older_readers(folder: Path) -> None:
-    """Add to the config.json of a Hugging Face folder the rotary keys of before transformers 5."""
+    """Add the rotary keys from before transformers 5 to the config.json of a Hugging Face folder."""
     config = read_object(folder / "config.json")
     write_json(folder / "config.json", config | older_rope_entries(config))
 
@@ -149,7 +149,7 @@ def _write_thinker(settings: dict[str, Any], tensors: dict[str, Tensor], folder:
 
 
 def _empty_model(entries: dict[str, Any]) -> Any:
-    """Return the class that config.json names, its tensors without memory."""
+    """Return the model that config.json describes, with tensors on the meta device."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     with torch.device("meta"):
@@ -160,7 +160,7 @@ def _empty_model(entries: dict[str, Any]) -> Any:
 
 
 def _headroom(target: str, ours: CausalLM) -> Headroom | None:
-    """Return the headroom of the target's constant channels, if it has any and it is enough."""
+    """Return the headroom of the target's constant channels, if it has any; refuse if it is too small."""
     found = TARGETS[target].headroom(ours, check_tokens(ours.config))
     if found is not None and not found.largest <= found.limit:
         raise ExportError(

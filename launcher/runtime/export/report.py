@@ -1,26 +1,26 @@
-"""Hold what an export wrote and how it compares with the model; the error where it does not compare."""
+"""Hold what an export wrote and how it compares with the model, and the error if it differs."""
 
 from dataclasses import dataclass
 
 from plumbline.model.export.stock import Headroom
 
-OBJECTIVE = "objective."  # begins the names of tensors that the plain model does not have
+OBJECTIVE = "objective."  # prefix of tensors that the plain model does not have
 
 
 class ExportError(ValueError):
-    """Report an exported folder that does not compute what the model computes, or cannot be written."""
+    """Report an exported folder that computes something else than the model, or cannot be written."""
 
 
 @dataclass(frozen=True)
 class LookaheadReport:
-    """Say how the thoughts of the folder's own code compare with the run's."""
+    """Compare the thoughts of the folder's own code with the run's."""
 
     relative_error: float
     """max |logit difference| / max |logit| of a thought's slots, fp32."""
     greedy_tokens: int
     """Number of greedy tokens that agree, with a thought at every third (`verify.THINK_EVERY`)."""
     left_out: str | None
-    """Why the folder cannot think after all; None: it can."""
+    """Why the folder cannot think after all, or None if it can."""
 
     def __str__(self) -> str:
         """Return the report in one line."""
@@ -31,19 +31,19 @@ class LookaheadReport:
 
 @dataclass(frozen=True)
 class ExportReport:
-    """Say what was written and how it compares."""
+    """Describe what was written and how it compares."""
 
     folder: str
     architecture: str
     relative_error: float
     """max |logit difference| / max |logit|, fp32."""
     greedy_tokens: int
-    """Number of greedy tokens that agree: all that were compared."""
+    """Number of greedy tokens compared, all of which agree."""
     own_code: bool = False
-    """Whether the folder brings the code of its class, which a user must trust."""
+    """Whether the folder contains the code of its class, which a user must trust."""
     headroom: Headroom | None = None
-    """Headroom of constant channels, where the target has them."""
+    """Headroom of constant channels, if the target has them."""
     lookahead: LookaheadReport | None = None
     """Comparison of thoughts, for a run that was trained with latent lookahead."""
     only_with_thoughts: str | None = None
-    """Objective, if it trained predictions with thoughts alone, which the folder's class does not make; else None."""
+    """Objective, if it only trained predictions with thoughts, which the folder's class does not make, else None."""

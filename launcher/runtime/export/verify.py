@@ -1,4 +1,4 @@
-"""Prove an export: reload the folder as a user would, and compare it with the model."""
+"""Verify an export: reload the folder as a user would, and compare it with the model."""
 
 from collections.abc import Iterator
 from importlib.util import module_from_spec, spec_from_file_location
@@ -22,14 +22,14 @@ CHECK_BATCH, CHECK_LENGTH = 2, 64
 
 
 def check_tokens(config: Any) -> Tensor:
-    """Return the random tokens that every check runs on, for a model's configuration, ours or one of transformers."""
+    """Return the random tokens for all checks, for a configuration of ours or of transformers."""
     generator = torch.Generator().manual_seed(0)
     shape = (CHECK_BATCH, min(CHECK_LENGTH, getattr(config, "max_position_embeddings", CHECK_LENGTH)))
     return torch.randint(config.vocab_size, shape, generator=generator)
 
 
 def _check_prompt(model: CausalLM) -> tuple[Tensor, int]:
-    """Return some of the tokens of `check_tokens` as a prompt, and by how many tokens to continue it."""
+    """Return some tokens of `check_tokens` as a prompt, and by how many tokens to continue it."""
     room = model.config.max_position_embeddings
     prompt = check_tokens(model.config)[:1, : max(1, min(8, room - GREEDY_TOKENS))]
     return prompt, min(GREEDY_TOKENS, room - prompt.size(1))
@@ -68,9 +68,9 @@ def verify_plain(ours: CausalLM, staging: Path, output: Path, architecture: str,
 
 @torch.no_grad()
 def verify_thinker(ours: CausalLM, decoding: Decoding, folder: Path, own_code: bool) -> LookaheadReport:
-    """Think with the folder's own code, as a user would; what differs is taken out of the folder again.
+    """Think with the folder's own code, as a user would; if it differs, remove that code from the folder.
 
-    Compared are the logits of one thought's slots, then greedy tokens, with a thought at each `THINK_EVERY`-th.
+    We compare the logits of one thought's slots, then greedy tokens with a thought at each `THINK_EVERY`-th.
     """
     spec = spec_from_file_location("lookahead", folder / thinker.CODE.name)
     assert spec is not None, "a file of that name was just written"
@@ -103,7 +103,7 @@ def verify_thinker(ours: CausalLM, decoding: Decoding, folder: Path, own_code: b
 
 
 def _equal_at_start(one: Iterator[int], other: Iterator[int]) -> int:
-    """Return how many tokens agree before the first that differ."""
+    """Return how many tokens agree before the first difference."""
     count = 0
     for ours, theirs in zip(one, other, strict=True):
         if ours != theirs:

@@ -1,8 +1,8 @@
-"""Serve a loaded model to lm-evaluation-harness: likelihoods of texts and of continuations, greedy continuations.
+"""Adapt a loaded model to lm-evaluation-harness: likelihoods of texts and continuations, greedy continuations.
 
-Tokens, windows and what is cut are those of lm_eval's own class for Hugging Face models, HFLM, so that a run and its
-export get the same numbers from both. This module needs lm_eval, which is optional and slow to import;
-`tasks.py` imports it when tasks are asked for.
+Tokens, windows and truncation are those of lm_eval's own class for Hugging Face models, HFLM, so that a run and its
+export get the same numbers from both. This module needs lm_eval, which is optional and slow to import; `tasks.py`
+imports it when tasks are requested.
 """
 
 from collections.abc import Sequence
@@ -20,25 +20,25 @@ from tqdm import tqdm
 from plumbline.launcher.runtime.models.open import LoadedModel
 
 Scored = tuple[object, list[int], list[int]]
-"""Texts that lm_eval passes along, the context and the continuation."""
+"""Texts that lm_eval passes along, then the tokens of the context and of the continuation."""
 
 UNLIMITED = 2048
-"""Tokens of a forward pass of a model that sets no limit, as in HFLM."""
+"""Most tokens of a forward pass for a model without a limit, as in HFLM."""
 
 
 class HarnessModel(TemplateLM):
-    """Answer what lm_eval's tasks ask; `loglikelihood` is lm_eval's own, over `_loglikelihood_tokens`."""
+    """Answer the requests of lm_eval's tasks; `loglikelihood` is inherited and calls `_loglikelihood_tokens`."""
 
     def __init__(self, model: LoadedModel, tokenizer: Any, batch_size: int = 8) -> None:
-        """Wrap a model; any module that LoadedModel takes, quantized ones as well.
+        """Wrap a model: any module that LoadedModel takes, including quantized ones.
 
         Args:
-            model: what is scored.
-            tokenizer: of transformers; the model's own.
+            model: the model to score.
+            tokenizer: the model's own, of transformers.
             batch_size: sequences in one forward pass.
 
         Raises:
-            ValueError: the tokenizer has no token that could stand before the first one of a text.
+            ValueError: the tokenizer has no token to put before a text.
         """
         super().__init__()
         self.model, self.tokenizer, self.batch_size = model, tokenizer, batch_size
@@ -58,7 +58,7 @@ class HarnessModel(TemplateLM):
 
     @property
     def prefix_token_id(self) -> int:
-        """Return the token before a text, as in training: beginning-of-text, else the end of the text before."""
+        """Return the token before a text, as in training: beginning-of-text, else end-of-text."""
         return self._prefix
 
     @property
@@ -67,7 +67,7 @@ class HarnessModel(TemplateLM):
         return self.model.context_length or UNLIMITED
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None) -> list[int]:
-        """Return token ids; by default with the tokenizer's own prefix where the text does not begin with it."""
+        """Return token ids; by default with the tokenizer's own prefix if the text does not begin with it."""
         if add_special_tokens is None:
             add_special_tokens = not string.startswith(self.tokenizer.decode(self.prefix_token_id))
         return self.tokenizer.encode(string, add_special_tokens=add_special_tokens)  # type: ignore[no-any-return]
@@ -89,7 +89,7 @@ class HarnessModel(TemplateLM):
     def _loglikelihood_tokens(self, requests: Sequence[Scored], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         """Return each continuation's log-probability (nats) after its context, and whether it is the greedy one.
 
-        What is too long for the model loses its beginning.
+        If both are too long for the model, the beginning is cut.
 
         Raises:
             ValueError: a continuation alone is longer than the model's context.
@@ -101,7 +101,7 @@ class HarnessModel(TemplateLM):
                 "choose tasks with shorter answers"
             )
         pairs = [(context or [self.prefix_token_id], continuation) for _, context, continuation in requests]
-        # Longest first: rows of a batch are alike, and what does not fit into memory shows at once
+        # Longest first: rows of a batch have similar lengths, and running out of memory shows at once
         order = sorted(range(len(pairs)), key=lambda number: -sum(map(len, pairs[number])))
         scores: dict[int, tuple[float, bool]] = {}
         for start in tqdm(range(0, len(order), self.batch_size), unit="batch", disable=disable_tqdm or None):
@@ -118,7 +118,7 @@ class HarnessModel(TemplateLM):
         return [scores[number] for number in range(len(pairs))]
 
     def _log_probs(self, rows: Sequence[list[int]]) -> Tensor:
-        """Return log-probabilities [B, T, V] after each token. No token sees the padding, on the right."""
+        """Return log-probabilities [B, T, V] after each token. Padding is on the right, where no token sees it."""
         inputs = pad_sequence([torch.tensor(row) for row in rows], batch_first=True)
         positions = torch.arange(inputs.size(1)).expand_as(inputs)
         batch = {"input_ids": inputs, "document_ids": torch.zeros_like(inputs), "positions": positions}
@@ -136,7 +136,7 @@ class HarnessModel(TemplateLM):
         """Return one continuation.
 
         Raises:
-            ValueError: it is to be drawn at random, or leaves no room for a context.
+            ValueError: random sampling is requested, or there is no room for a context.
         """
         if options["do_sample"]:
             raise ValueError("a task asks for do_sample, and only greedy decoding is there; remove it from the task")

@@ -1,6 +1,6 @@
-"""Find tasks of lm-evaluation-harness by name, score a loaded model on them, and tell the scores in lines.
+"""Find tasks of lm-evaluation-harness by name, score a loaded model on them, and print the scores.
 
-lm_eval is an optional dependency, imported when tasks are asked for and not before.
+lm_eval is an optional dependency, imported only when tasks are requested.
 """
 
 import difflib
@@ -13,15 +13,15 @@ from typing import Any
 from plumbline.launcher.runtime.models.open import LoadedModel
 
 KEPT = ("results", "groups", "group_subtasks", "versions", "n-shot", "n-samples", "higher_is_better")
-"""What is told of lm_eval's document; the rest describes the machine or repeats the tasks' files."""
+"""Parts of lm_eval's document to keep; the rest describes the machine or repeats the tasks' files."""
 
 
 @dataclass(frozen=True)
 class Tasks:
-    """Hold tasks and groups of tasks whose data is read."""
+    """Hold tasks and groups of tasks with their data."""
 
     manager: Any
-    """lm_eval's index, in which the tasks were found."""
+    """lm_eval's index that contains the tasks."""
     loaded: list[Any]
 
 
@@ -29,11 +29,11 @@ def find_tasks(names: Sequence[str], folders: Sequence[Path] = ()) -> Tasks:
     """Look tasks up and read their data.
 
     Args:
-        names: of tasks, groups or tags.
-        folders: with YAML files of tasks, which win over lm_eval's own of the same name.
+        names: names of tasks, groups or tags.
+        folders: folders with YAML files of tasks, which override lm_eval's own of the same name.
 
     Raises:
-        ValueError: lm_eval is not installed, a folder or task is not there, or a task's data cannot be read.
+        ValueError: lm_eval is not installed, a folder or task is missing, or a task's data cannot be read.
     """
     _require_lm_eval()
     absent = [str(folder) for folder in folders if not folder.is_dir()]
@@ -62,16 +62,16 @@ def score_tasks(
         model: any loaded model.
         tokenizer: its own.
         tasks: see `find_tasks`.
-        num_fewshot: examples before each question; None: as the task says. A task that says 0 keeps it.
-        limit: documents of each task, the first ones; None: all.
+        num_fewshot: examples before each question; None uses the task's own number. A task that specifies 0 keeps it.
+        limit: use only the first `limit` documents of each task; None uses all.
         batch_size: sequences in one forward pass.
-        bootstrap: resamples for standard errors of metrics that are no mean; 0: no standard errors at all.
+        bootstrap: resamples for standard errors of metrics that are not means; 0 disables all standard errors.
 
     Returns:
-        lm_eval's version and, of its document, `KEPT`, ready for JSON.
+        lm_eval's version and the `KEPT` parts of its document, ready for JSON.
 
     Raises:
-        ValueError: a task asks what the model cannot do.
+        ValueError: a task requests something that the model cannot do.
     """
     from lm_eval.evaluator import simple_evaluate
     from lm_eval.utils import handle_non_serializable
@@ -115,7 +115,7 @@ def _require_lm_eval() -> None:
 
 
 def _index(names: Sequence[str], folders: Sequence[Path]) -> Any:
-    """Return lm_eval's index: of the folders alone if all tasks are there, as all its 14,000 take ten seconds."""
+    """Return lm_eval's index, of only the folders if they have all tasks, since its own 14,000 take ten seconds."""
     from lm_eval.tasks import TaskManager
 
     if folders:
@@ -126,10 +126,10 @@ def _index(names: Sequence[str], folders: Sequence[Path]) -> Any:
 
 
 def _load(name: str, manager: Any) -> list[Any]:
-    """Return the group or the tasks of a name.
+    """Load the group or the tasks of a name.
 
     Raises:
-        ValueError: they cannot be had.
+        ValueError: they cannot be loaded.
     """
     try:
         loaded = manager.load([name])
@@ -139,7 +139,7 @@ def _load(name: str, manager: Any) -> list[Any]:
             "it once with a network and the same HF_HOME, which fills the datasets cache, or give the task local "
             "data_files (docs/harness.md)"
         ) from error
-    except Exception as error:  # a task is a stranger's YAML, and may be Python: anything can be wrong with it
+    except Exception as error:  # a task is third-party YAML, possibly with Python: anything can be wrong with it
         causes = [error] if error.__cause__ is None else [error, error.__cause__]
         what = ": ".join(f"{type(cause).__name__}: {_first_line(cause)}" for cause in causes)
         raise ValueError(
@@ -155,7 +155,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def _unknown(name: str, known: Sequence[str], folders: Sequence[Path]) -> str:
-    """Say that nobody has a task, which names are near, and how to write one."""
+    """Return an error for an unknown task, with similar names and how to write one."""
     near = ", ".join(difflib.get_close_matches(name, known, n=5)) or "none"
     places = " and ".join(["lm_eval's own tasks", *map(str, folders)])
     return (
