@@ -60,8 +60,7 @@ def _wait_for(files: dict[int, Path], deadline: float) -> list[int]:
 
 
 def _lock(place: Place, file: Path, kind: str) -> str:
-    """Return the outcome of a lock: `held` by rank 0, `refused` to others as it should be, `taken` twice, or an
-    error."""
+    """Return a lock's outcome: `held` by rank 0, `refused` to others as it should be, `taken` twice, or an error."""
     found = ""
     with file.open("a") as opened:
         for turn in (True, False):  # rank 0 first

@@ -1,1 +1,1 @@
-"""Look at what a corpus holds, and at what a run saw."""
+"""Inspect the contents of a corpus, and the data of a run."""

@@ -1,4 +1,4 @@
-"""Say which documents and examples hold a text, and in which steps a run reads them; nothing here imports torch."""
+"""Find the documents and examples that contain a text, and the steps that read them, without importing torch."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
@@ -15,24 +15,24 @@ if TYPE_CHECKING:
     from plumbline.launcher.runtime.inspection.seen import Read, SeenRun
 
 FOUND, STEPS = 20, 12
-"""Documents and examples that are listed, and steps that are named for each."""
+"""Most documents and examples to list, and most steps to name for each."""
 
 
 def find_in_corpus(corpus: Corpus, text: str, folder: Path) -> Answer:
-    """Say which documents of a corpus, opened at `folder`, hold a text.
+    """Find the documents of a corpus, opened at `folder`, that contain a text.
 
     Raises:
-        ValueError: its tokens are no text, or there is nothing to look for.
+        ValueError: its tokens are not text, or the text to find is empty.
     """
     found = ((corpus.name, it) for it in find(corpus, text, None))
     return _tell(folder, text, {corpus.name: corpus}, list(islice(found, FOUND)), None)
 
 
 def find_in_run(run: "SeenRun", text: str) -> Answer:
-    """Say which documents and examples of a run's sources hold a text, and in which steps they are read.
+    """Find the documents and examples of a run's sources that contain a text, and the steps that read them.
 
     Raises:
-        ValueError: no source is text, or there is nothing to look for.
+        ValueError: no source is text, or the text to find is empty.
     """
     return _tell(run.folder, text, run.batches.corpora, list(run.find(text, FOUND)), run)
 
@@ -44,7 +44,7 @@ def _tell(
     found: list[tuple[str, Found]],
     run: "SeenRun | None",
 ) -> Answer:
-    """Return what was found, a name of a source with each, in facts and in lines."""
+    """Report what was found, each with the name of its source, as facts and as lines."""
     facts: dict[str, Any] = {"data": str(folder), "text": text, "all_found": len(found) < FOUND, "found": []}
     lines = []
     for name, it in found:
@@ -65,7 +65,7 @@ def _tell(
 
 
 def read_lines(run: "SeenRun", found: Found, reads: "list[Read]") -> Iterator[str]:
-    """Yield the steps in which the text is read, and those of the rest of its document."""
+    """Yield the steps that read the text, and those that read the rest of its document."""
     if not found.windows:
         yield "  in no step: it is in the last tokens of the split, which fill no window"
         return

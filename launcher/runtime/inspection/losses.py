@@ -1,4 +1,4 @@
-"""Score the samples of a step one by one, and say which of them made the loss, and at which token."""
+"""Score the samples of a step one by one, to find which samples and tokens cause its loss."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -17,7 +17,7 @@ from plumbline.launcher.runtime.inspection.text import Answer, sample_lines
 from plumbline.launcher.runtime.models.open import LoadedModel
 
 WORST = 5
-"""Tokens of a sample that are named."""
+"""Most tokens to name per sample."""
 
 
 @dataclass(frozen=True)
@@ -25,26 +25,26 @@ class WorstToken:
     """Hold a token that was predicted badly."""
 
     position: int
-    """Place in the sample of the token that it comes after."""
+    """Position in the sample of the token before it."""
     token: int
     nats: float
 
 
 @dataclass(frozen=True)
 class SampleLoss:
-    """Hold what a model scores on one sample."""
+    """Hold a model's score on one sample."""
 
     sample: int
     loss: float
     """Mean cross-entropy over its labels, nats per token."""
     labels: int
-    """How many labels that are."""
+    """Number of labels."""
     worst: list[WorstToken]
-    """The tokens that cost most, worst first."""
+    """The tokens with the highest loss, worst first."""
 
 
 def checkpoint_before(run: SeenRun, step: int) -> Path:
-    """Return the newest whole checkpoint of the weights that a step started from, or of some before.
+    """Return the newest whole checkpoint at or before the weights from which a step started.
 
     Raises:
         ValueError: there is none.
@@ -63,7 +63,7 @@ def checkpoint_before(run: SeenRun, step: int) -> Path:
 
 
 def sample_losses(model: LoadedModel, step: Step) -> list[SampleLoss]:
-    """Return what a model scores on each sample of a step, worst first: its cross-entropy of the next token."""
+    """Return a model's next-token cross-entropy on each sample of a step, worst first."""
     losses = [_score(model, batch, row) for batch in step.batches for row in range(len(batch["sample_index"]))]
     return sorted(losses, key=lambda its: its.loss, reverse=True)
 
@@ -74,7 +74,7 @@ def mean_loss(losses: list[SampleLoss]) -> float:
 
 
 def tell_losses(run: SeenRun, step: Step, model: LoadedModel, full: bool) -> Answer:
-    """Score the samples of a step, and show the worst with their worst tokens; those of all of them if `full`."""
+    """Score the samples of a step, and show the worst (all if `full`) with their worst tokens."""
     losses = sample_losses(model, step)
     samples = {sample.number: sample for sample in step.samples}
     lines = [heading(run, step), f"by {model.source}: {mean_loss(losses):.4f} nats over all labels"]
@@ -107,12 +107,12 @@ def tell_losses(run: SeenRun, step: Step, model: LoadedModel, full: bool) -> Ans
 
 
 def _written(decoder: Decoder | None, tokens: Sequence[int]) -> str:
-    """Return some tokens in a line: their text between quotes, or their ids."""
+    """Return some tokens in one line: their text in quotes, or their ids."""
     return " ".join(map(str, tokens)) if decoder is None else repr(decoder(tokens))
 
 
 def _score(model: LoadedModel, batch: Batch, row: int) -> SampleLoss:
-    """Score one row alone, so that memory holds the logits of one."""
+    """Score a single row, so that memory only holds its logits."""
     tensors: dict[str, Any] = {**batch}
     alone = {name: tensor[row : row + 1] for name, tensor in tensors.items()}
     logits = model.logits(alone)[0]

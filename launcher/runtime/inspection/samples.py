@@ -1,4 +1,4 @@
-"""Hold samples as they are read, with what they say, for people and for programs."""
+"""Hold samples as they are read, and decode them for people and for programs."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from plumbline.data.tokenizers import Decoder
 
 
 class Place(NamedTuple):
-    """Say where a sample comes from."""
+    """Describe where a sample comes from."""
 
     source: str
     window: int
@@ -22,37 +22,37 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Sample:
-    """Hold one sample without its padding: n tokens that are read, and what is expected after each."""
+    """Hold one sample without its padding: n input tokens, and the label after each."""
 
     source: str
     window: int
     tokens: list[int]
     """[n]"""
     labels: list[int]
-    """[n]: -100 where nothing is expected."""
+    """[n]: -100 where there is no label."""
     begins: list[int]
-    """Places at which a document begins: 0 and those behind it."""
+    """Positions at which a document begins, including 0."""
     has_answers: bool
-    """Whether it is an example of a task, of which the labels are the answer."""
+    """Whether it is an example of a task, whose labels are the answer."""
     number: int | None = None
-    """Its place in the order of training; None of a corpus that nobody trains on."""
+    """Its number in the training order, or None for a corpus outside of a run."""
     epoch: int | None = None
 
     @property
     def documents(self) -> list[tuple[int, int]]:
-        """Return where each document begins and ends among the tokens."""
+        """Return the range of each document among the tokens."""
         return list(zip(self.begins, [*self.begins[1:], len(self.tokens)], strict=True))
 
     @property
     def prompt(self) -> list[int] | None:
-        """Return the tokens up to the first answer; None of what is no example of a task."""
+        """Return the tokens up to the first answer, or None if it is not an example of a task."""
         if not self.has_answers:
             return None
         first = next((place for place, label in enumerate(self.labels) if label != IGNORED), len(self.labels) - 1)
         return self.tokens[: first + 1]
 
     def facts(self, decoder: Decoder | None) -> dict[str, Any]:
-        """Return what a program wants to know; texts are None without a tokenizer."""
+        """Return the facts for programs; texts are None without a tokenizer."""
 
         def text(ids: list[int]) -> str | None:
             return None if decoder is None else decoder(ids)
@@ -67,7 +67,7 @@ class Sample:
 
 
 def decoders(sources: Mapping[str, SampleSource]) -> dict[str, Decoder | None]:
-    """Return what turns the tokens of each source into text; None where they are no text."""
+    """Return the decoder of each source, or None if its tokens are not text."""
     return {
         name: None if source.tokenizer_path is None else Decoder(source.tokenizer_path)
         for name, source in sources.items()
@@ -75,7 +75,7 @@ def decoders(sources: Mapping[str, SampleSource]) -> dict[str, Decoder | None]:
 
 
 def spread(name: str, stream: WindowStream, count: int, length: int) -> Iterator[Sample]:
-    """Yield samples from all over a split, at most so many, in their order."""
+    """Yield up to `count` samples spread over a split, in order."""
     available = stream.evaluation_windows(length)
     for number in range(min(count, available)):
         window = number * available // min(count, available)
@@ -85,7 +85,7 @@ def spread(name: str, stream: WindowStream, count: int, length: int) -> Iterator
 
 
 def of_batch(batch: Mapping[str, Any], places: Iterator[Place]) -> Iterator[Sample]:
-    """Yield the samples of a micro-batch, as training reads it, of which each row is from a place."""
+    """Yield the samples of a micro-batch of training, given the place of each row."""
     rows = (batch[name].numpy() for name in ("sample_index", "input_ids", "labels", "document_ids"))
     for number, tokens, labels, documents in zip(*rows, strict=True):
         begins = np.flatnonzero(np.diff(documents)) + 1
@@ -93,9 +93,9 @@ def of_batch(batch: Mapping[str, Any], places: Iterator[Place]) -> Iterator[Samp
 
 
 def _sample(place: Place, tokens: Int64s, labels: Int64s, begins: Int64s, number: int | None = None) -> Sample:
-    """Return a sample without its padding: a last document, behind others, of which nothing is expected."""
+    """Return a sample without its padding, which is a last document without labels, after others."""
     places = [0, *begins.tolist()]
-    if begins.size and places[-1] >= len(tokens):  # an example's end, where its padding would begin
+    if begins.size and places[-1] >= len(tokens):  # the end of an example, where its padding would begin
         places.pop()
     elif begins.size and (labels[begins[-1] :] == IGNORED).all():
         tokens, labels = tokens[: begins[-1]], labels[: begins[-1]]

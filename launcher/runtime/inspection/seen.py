@@ -1,4 +1,4 @@
-"""Open a run to say what it saw and will see: the samples of a step, and the steps of a text.
+"""Open a run to inspect its data: the samples of a step, and the steps that read a text.
 
 "Step N" is the state after N updates, as in metrics.jsonl. So the samples of step N are those that its last update
 trained on, and the weights that predicted them are those of step N - 1.
@@ -30,12 +30,12 @@ from plumbline.launcher.runtime.run.metrics import read_metrics
 from plumbline.launcher.runtime.system.log import LOG
 
 LISTED = 1000
-"""Reads of a document that are listed."""
+"""Most reads of a document to list."""
 
 
 @dataclass(frozen=True)
 class Read:
-    """Say when a window was or will be read."""
+    """State when a window was or will be read."""
 
     step: int
     """As in metrics.jsonl: the step whose update trains on it."""
@@ -43,23 +43,23 @@ class Read:
     epoch: int
     window: int
     holds_text: bool
-    """Whether the text itself is in this window, and not only another part of its document."""
+    """Whether this window contains the text itself, not only another part of its document."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """Hold what a step trained on, or what one rank took of it."""
+    """Hold the samples of a step, or one rank's part of them."""
 
     step: int
     """As in metrics.jsonl."""
     rank: int | None
-    """None: all of them."""
+    """The rank, or None for all ranks."""
     batches: list[Batch]
     samples: list[Sample]
 
 
 def places(batches: TrainBatches, batch: Batch) -> Iterator[Place]:
-    """Yield where each row of a batch comes from."""
+    """Yield the place of each row of a batch."""
     located = batches.order.locate(batch["sample_index"].numpy())
     for source, epoch, window in zip(located.source, located.epoch, located.window, strict=True):
         name = batches.order.sources[source].name
@@ -72,23 +72,23 @@ class SeenRun:
     Attributes:
         folder: the run.
         config: its configuration.
-        plan: what it does.
-        batches: its training batches, as a single rank takes them, one sample in each.
-        skipped: the data that it leaves out.
-        last_step: the last one that was logged; 0 where none was.
-        losses: step -> the training loss that was logged.
+        plan: its plan.
+        batches: its training batches on a single rank, with one sample per micro-batch.
+        skipped: the data that the run leaves out.
+        last_step: the last logged step, or 0 if there is none.
+        losses: step -> logged training loss.
     """
 
     def __init__(self, folder: Path) -> None:
         """Open what the run trained on.
 
         Raises:
-            ValueError: it is no run, or its corpora are not there any more, or are not those that it trained on.
+            ValueError: it is not a run, or its corpora no longer exist or are not those that it trained on.
         """
         self.folder = folder
         self.config: Config = load_config(folder / "config.yaml", [])
         self.plan: RunPlan = plan_run(self.config)
-        # One sample is a micro-batch, which fits every batch size of a warm-up, whatever the ranks were
+        # Micro-batches of one sample fit every batch size of a warm-up on any number of ranks
         data = self.config.data.model_copy(update={"micro_batch_size": 1})
         self.batches = TrainBatches(data, self.config.run.seed)
         newest = checkpoint.newest_whole(checkpoint.checkpoints(folder / "checkpoints"), checkpoint.problems)
@@ -101,7 +101,7 @@ class SeenRun:
         self.losses: dict[int, float] = {step: record["loss"] for step, record in records if "loss" in record}
 
     def _check_corpora(self, newest: Path | None) -> None:
-        """Refuse corpora that were replaced: what they hold now is not what the run saw by its newest checkpoint."""
+        """Refuse corpora whose contents differ from what the run's newest checkpoint recorded."""
         seen = {} if newest is None else checkpoint.read_manifest(newest)["corpora"]
         for name, corpus in self.batches.corpora.items():
             if seen.get(name, corpus.fingerprint) != corpus.fingerprint:
@@ -112,19 +112,19 @@ class SeenRun:
 
     @cached_property
     def decoders(self) -> dict[str, Decoder | None]:
-        """Return what turns the tokens of each source into text."""
+        """Return the decoder of each source."""
         return decoders(self.batches.corpora)
 
     def step(self, step: int, rank: int | None = None, world_size: int | None = None) -> Step:
-        """Return the samples of a step in their order, or those of one rank in the order in which it takes them.
+        """Return the samples of a step in order, or those of one rank in the order in which it takes them.
 
         Args:
             step: as in metrics.jsonl, from 1.
             rank: the rank.
-            world_size: of how many; the run's last start had so many where None.
+            world_size: number of ranks; None uses that of the run's last start.
 
         Raises:
-            ValueError: there is no such step or rank, or the batch does not divide over so many ranks.
+            ValueError: there is no such step or rank, or the batch does not divide over this many ranks.
         """
         if not 1 <= step <= self.plan.total_steps:
             raise ValueError(f"--step {step}: {self.folder} has steps 1 to {self.plan.total_steps}")
@@ -148,12 +148,12 @@ class SeenRun:
             raise ValueError(f"{file}: does not say how many ranks there were; give --world-size") from error
 
     def find(self, text: str, most: int) -> Iterator[tuple[str, Found]]:
-        """Yield the name of the source and the place of documents and examples that hold a text, so many at most.
+        """Yield source and place of up to `most` documents and examples that contain a text.
 
-        Sources whose tokens are no text are passed over with a warning.
+        Sources whose tokens are not text are skipped with a warning.
 
         Raises:
-            ValueError: no source is text, or there is nothing to look for.
+            ValueError: no source is text, or the text to find is empty.
         """
         texts = {name: corpus for name, corpus in self.batches.corpora.items() if corpus.tokenizer_path is not None}
         if left := [name for name in self.batches.corpora if name not in texts]:
@@ -197,7 +197,7 @@ class SeenRun:
                     yield Read(step + 1, sample, epoch, window, holds_text)
 
     def overview(self) -> dict[str, Any]:
-        """Return what the run reads: its steps, and of each source its share."""
+        """Return the steps of the run, and the share of each source."""
         epochs = self.batches.epochs(self.plan.total_steps)
         samples = self.batches.order.samples_per_source(self.plan.batch_plan.samples_before(self.plan.total_steps))
         return {

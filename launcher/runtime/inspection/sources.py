@@ -1,4 +1,4 @@
-"""Say what a corpus holds, or all that a run reads, for programs and for people; nothing here imports torch."""
+"""Describe the contents of a corpus, or of all sources of a run, without importing torch."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from plumbline.launcher.runtime.inspection.seen import SeenRun
 
 SAMPLES, LENGTH = 3, 256
-"""Samples of a source that are shown, and their tokens where no run says how many."""
+"""Samples to show per source, and their number of tokens if there is no run."""
 FREQUENT = 16
-"""Frequent tokens that are shown."""
+"""Most frequent tokens to show."""
 
 
 def tell_corpus(corpus: Corpus, full: bool) -> Answer:
-    """Count what a corpus holds, and show some samples of it, cut unless `full`."""
+    """Count the contents of a corpus, and show some samples, cut unless `full`."""
     found, lines = _tell_sources({corpus.name: corpus}, {}, LENGTH, full)
     facts = {
         "corpus": str(corpus),
@@ -32,7 +32,7 @@ def tell_corpus(corpus: Corpus, full: bool) -> Answer:
 
 
 def tell_run(run: "SeenRun", full: bool) -> Answer:
-    """Count what the sources of a run hold, beside the share of each, and show some samples, cut unless `full`."""
+    """Count the contents of a run's sources, with the share of each, and show some samples, cut unless `full`."""
     facts = run.overview()
     found, lines = _tell_sources(run.batches.corpora, facts["sources"], facts["sequence_length"], full)
     first = f"{run.folder}: {facts['tokens']:,} tokens in {facts['steps']:,} steps, {run.last_step:,} of them made"
@@ -42,13 +42,13 @@ def tell_run(run: "SeenRun", full: bool) -> Answer:
 def _tell_sources(
     sources: Mapping[str, SampleSource], known: Mapping[str, Mapping[str, Any]], length: int, full: bool
 ) -> Answer:
-    """Count what sources hold, and show some samples of each.
+    """Count the contents of sources, and show some samples of each.
 
     Args:
-        sources: by name.
-        known: name -> facts that come before those found here.
+        sources: sources by name.
+        known: name -> facts to put first.
         length: tokens of a sample.
-        full: cut no text.
+        full: do not cut texts.
     """
     facts: dict[str, Any] = {"sources": {name: {**stated} for name, stated in known.items()}, "samples": []}
     lines: list[str] = []
@@ -84,7 +84,7 @@ def _tell_sources(
 
 
 def _spelled(decoder: Decoder | None, tokens: Sequence[int]) -> str | None:
-    """Return the text of some tokens; None where they are no text."""
+    """Return the text of some tokens, or None if they are not text."""
     return None if decoder is None else decoder(tokens)
 
 

@@ -1,14 +1,14 @@
-"""Say which samples a step of a run has, for programs and for people."""
+"""Show the samples of a step of a run, for programs and for people."""
 
 from plumbline.launcher.runtime.inspection.seen import SeenRun, Step
 from plumbline.launcher.runtime.inspection.text import Answer, sample_lines
 
 SHOWN = 8
-"""Samples of a step that are shown; of scored ones, those whose worst tokens are."""
+"""Samples of a step to show; if they are scored, those whose worst tokens are shown."""
 
 
 def tell_step(run: SeenRun, step: Step, full: bool) -> Answer:
-    """Show the samples of a step; all of them, and none cut, if `full`."""
+    """Show the samples of a step; all of them, uncut, if `full`."""
     lines = [heading(run, step)]
     shown = step.samples if full else step.samples[:SHOWN]
     for sample in shown:

@@ -1,4 +1,4 @@
-"""Write samples and counts for people: on a terminal, and nothing in them controls it."""
+"""Format samples and counts for a terminal, with control characters escaped."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -9,25 +9,25 @@ from plumbline.data.tokenizers import Decoder
 from plumbline.launcher.runtime.inspection.samples import Sample
 
 Answer = tuple[dict[str, Any], list[str]]
-"""The same in facts for programs and in lines for people."""
+"""The same content as facts for programs and as lines for people."""
 
 CUT = 600
-"""Characters, or tokens that are no text, of a document that are shown."""
+"""Characters (or tokens that are not text) of a document to show."""
 
 DOCUMENTS = 4
-"""Documents of a sample that are shown."""
+"""Documents of a sample to show."""
 
 BAR = 40
 """Width of the longest bar of a histogram."""
 
 
 def escaped(text: str) -> str:
-    """Return a text without what a terminal would obey or hide: as Python writes it, line breaks included."""
+    """Escape everything in a text that a terminal would obey or hide, as Python does, including line breaks."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def block(text: str, full: bool) -> Iterator[str]:
-    """Yield the lines of a text, each behind a rule; a long one is cut, unless all is asked for."""
+    """Yield the lines of a text, each after a vertical rule; a long text is cut unless `full`."""
     shown = text if full else text[:CUT]
     for line in shown.split("\n"):
         yield f"  | {escaped(line)}"
@@ -36,7 +36,7 @@ def block(text: str, full: bool) -> Iterator[str]:
 
 
 def sample_lines(sample: Sample, decoder: Decoder | None, full: bool) -> Iterator[str]:
-    """Yield what a sample holds, document by document; of a task its prompt and its answer."""
+    """Yield the contents of a sample, document by document, or the prompt and answer of a task."""
     number = f"sample {sample.number}  " if sample.number is not None else ""
     epoch = f", epoch {sample.epoch}" if sample.epoch is not None else ""
     many = f", {len(sample.begins)} documents" if len(sample.begins) > 1 else ""
@@ -58,9 +58,9 @@ def sample_lines(sample: Sample, decoder: Decoder | None, full: bool) -> Iterato
 
 
 def _in_numbers(sample: Sample) -> str:
-    """Return the ids of a sample, a line for each document; what is an answer stands in brackets."""
+    """Return the ids of a sample, one line per document, with answers in brackets."""
     answers = sample.has_answers
-    # A label is what comes after its place: the answers among the tokens, and the one behind the last
+    # A label comes after its position: answers are among the tokens, and one may follow the last
     words = [str(sample.tokens[0])] + [
         f"[{label}]" if answers and label != IGNORED else str(token)
         for token, label in zip([*sample.tokens[1:], sample.labels[-1]], sample.labels, strict=True)
@@ -85,6 +85,6 @@ def count_lines(counts: Counts, total: int, decoder: Decoder | None, most: int) 
 
 
 def steps_in_words(steps: Sequence[int], most: int) -> str:
-    """Return steps one after the other, so many at most."""
+    """List up to `most` steps in words."""
     more = f" and {len(steps) - most} more" if len(steps) > most else ""
     return ", ".join(f"{step:,}" for step in steps[:most]) + more

@@ -1,1 +1,1 @@
-"""Read measured points, write fitted laws and their figures, and predict what a configuration comes to."""
+"""Read measured points, write fitted laws and their figures, and predict the loss of a configuration."""

@@ -1,4 +1,4 @@
-"""Write a fitted law, how far to trust it and what follows from it as law.json, and read it back.
+"""Write a fitted law, its uncertainty and its consequences as law.json, and read it back.
 
 form, constants                    which form, and its constants
 source, training                   what it was fitted to: files, points, runs, ranges of N and D
@@ -67,7 +67,7 @@ def describe(rows: Rows, fit: Fit, resampled: Sequence[Law], hold_out: str | Non
 
 
 def _several_settings(rows: Rows) -> Iterator[str]:
-    """Yield what the points are beside measurements of one law, if they are."""
+    """Yield warnings if the points differ in more than what one law describes."""
     if rows.mixed:
         yield (
             f"at {rows.mixed} of the (N, D, bits) points differ in learning rate, labels or way of rounding: one law "
@@ -76,7 +76,7 @@ def _several_settings(rows: Rows) -> Iterator[str]:
 
 
 def derive(fit: Fit, resampled: Sequence[Law]) -> dict[str, Any]:
-    """Return what follows from the constants at the largest compute of the points: C = (6/16) N D P, P the weights'."""
+    """Return the law's consequences at the points' largest compute C = (6/16) N D P, with P the bits of the weights."""
     law, at = fit.law, fit.train.at
     flops = float((6 / 16 * at.parameters * at.tokens * at.weight_bits).max())
     derived: dict[str, Any] = {"flops": flops}
@@ -100,7 +100,7 @@ def derive(fit: Fit, resampled: Sequence[Law]) -> dict[str, Any]:
 
 
 def _or_none(question: Callable[[PrecisionLaw], float], law: PrecisionLaw) -> float | None:
-    """Return the answer, or None where this law has none."""
+    """Return the answer, or None if this law has none."""
     try:
         return question(law)
     except ValueError:

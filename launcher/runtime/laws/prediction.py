@@ -1,4 +1,4 @@
-"""Predict by a law what a configuration comes to: its loss, other widths, and better ways to spend its compute."""
+"""Predict with a law the loss of a configuration, also at other widths, and better ways to spend its compute."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -31,7 +31,7 @@ SHAPES = {"at_16_bits": "best split", "at_optimal_bits": "best precision", "at_t
 
 @dataclass(frozen=True)
 class AtTrainingBits:
-    """Hold what training everything in one width comes to."""
+    """Hold the prediction for training everything in one width."""
 
     bits: int
     efficiency: float
@@ -41,19 +41,19 @@ class AtTrainingBits:
 
 @dataclass(frozen=True)
 class AtPostBits:
-    """Hold what quantization after training in bf16 adds."""
+    """Hold the cost of post-training quantization after training in bf16."""
 
     bits: float
     delta: float
     """Nats per token."""
     critical_tokens: float | None
-    """Training tokens beyond which the rounded model gets worse, or inf; None: the law does not say, or its points
-    left it open."""
+    """Training tokens beyond which the rounded model gets worse, or inf, or None if the law or its points do not
+    determine it."""
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """Hold what a law says of a configuration. Losses in nats per token."""
+    """Hold a law's predictions for a configuration. Losses are in nats per token."""
 
     name: str
     """The law, as the user named it."""
@@ -70,22 +70,22 @@ class Prediction:
     bits: dict[str, int]
     """weight_bits, activation_bits and kv_bits of training."""
     loss_at_bits: float | None
-    """Loss of training in these widths; None: the law does not know one of them."""
+    """Loss of training in these widths, or None if the law does not cover one of them."""
     quantized: list[str]
-    """Those widths that the law knows."""
+    """The widths that the law covers."""
     training: list[AtTrainingBits]
     post: list[AtPostBits]
     flops: float
     """6 N D."""
     is_above_guessing: bool
-    """Whether the loss is more than the ln of the vocabulary's size: the law then says nothing of this size."""
+    """Whether the loss exceeds ln(vocabulary size), so that the law does not apply at this size."""
     notes: list[str]
     """Sentences that a reader must know before believing a number."""
     allocations: dict[str, Allocation]
-    """Better ways to spend the compute, those of SHAPES that the law has an optimum for."""
+    """Better ways to spend the compute, for those of SHAPES with an optimum under the law."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values, in which allocations stand beside the rest; null for what is not finite."""
+        """Return plain values, with allocations at the top level and null for values that are not finite."""
         values = asdict(self)
         for point in values["post"]:
             if point["critical_tokens"] is None:
@@ -109,7 +109,7 @@ def predict(
         precision: what is rounded in training.
 
     Raises:
-        ValueError: no such law, or it does not know what the loss needs.
+        ValueError: there is no such law, or it lacks constants that the loss needs.
     """
     sourced, bits = open_law(name), precision.training_bits
     law = sourced.law
@@ -166,10 +166,10 @@ def predict(
 
 
 def _check_whole(law: Law, name: str) -> None:
-    """Refuse a law of differences alone: no loss can be predicted by it, and what it lacks cannot be given.
+    """Refuse a law that only describes differences, with which no loss can be predicted.
 
     Raises:
-        ValueError: says what it lacks, and where it serves.
+        ValueError: says what it lacks, and what it can be used for.
     """
     if lacking := [constant for constant in ("A", "alpha", "B", "beta", "E") if constant not in law.constants]:
         serves = "quantize.py --law" if "post_bits" in law.USES else "Law.training_delta of the library alone"
@@ -200,7 +200,7 @@ def _loss(sourced: SourcedLaw, name: str, at: Points) -> float:
 
 
 def _training(law: Law, parameters: int, tokens: int) -> list[AtTrainingBits]:
-    """Return the loss by the width of everything that the law has an f for, where it has a meaning."""
+    """Return the loss for each width of everything that has an f in the law, where it is defined."""
     if not isinstance(law, PrecisionLaw) or not law.indices:
         return []
     return [
@@ -211,7 +211,7 @@ def _training(law: Law, parameters: int, tokens: int) -> list[AtTrainingBits]:
 
 
 def _post(law: Law, parameters: int, tokens: int, *, states_critical: bool) -> list[AtPostBits]:
-    """Return what quantization after training in bf16 adds, by width."""
+    """Return the cost of post-training quantization after training in bf16, for each width."""
     if not {"C_T", "gamma_P"} & set(law.constants):
         return []
     return [

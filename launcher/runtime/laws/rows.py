@@ -6,7 +6,7 @@ loss             nats per token                          run             rows of
 weight_format    e4m3 and the like, for the float law    group_size      for the granularity law
 
 Rows of quantize.py have base_loss besides, the loss of the checkpoint as it was trained, on the same text: a point of
-its own. Those that round more than weights after training say nothing of any law here, nor do models of unknown tokens.
+its own. No law here covers rows that round more than weights after training, or models with unknown training tokens.
 """
 
 import json
@@ -29,7 +29,7 @@ NAMES = ("results.jsonl", "rows.jsonl")  # in a folder: of a sweep, of a quantiz
 REQUIRED = ("parameters", "tokens", "weight_bits", "activation_bits", "kv_bits")
 SCORING = ("data_fingerprint", "sequence_length", "batch_size", "max_batches")
 SETTINGS = ("lr", "labels", "post")
-"""What else rows may differ in: of sweeps learning rate and labels, of quantization reports the way of rounding."""
+"""Other settings in which rows may differ: learning rate and labels in sweeps, the recipe in quantization reports."""
 MORE_THAN_WEIGHTS = ("post_activation_bits", "post_kv_bits")
 FORMAT = re.compile(r"e(\d+)m(\d+)", re.IGNORECASE)
 NOTHING = {"post_bits": math.inf, "group_size": math.nan, "exponent_bits": math.nan, "mantissa_bits": math.nan}
@@ -37,12 +37,12 @@ NOTHING = {"post_bits": math.inf, "group_size": math.nan, "exponent_bits": math.
 
 @dataclass(frozen=True)
 class Point:
-    """Hold one measured point; rows that measured the same are equal. None: not rounded so."""
+    """Hold one measured point; rows with the same measurement are equal. None means not rounded."""
 
     run: str
     """Name of the checkpoint."""
     scoring: tuple[Any, ...]
-    """What it was scored on, and the run."""
+    """The text it was scored on, and the run."""
     parameters: float
     tokens: float
     weight_bits: float
@@ -58,21 +58,21 @@ class Point:
 
 @dataclass(frozen=True)
 class Rows:
-    """Hold what was read."""
+    """Hold the points that were read."""
 
     measured: Measured
     files: tuple[Path, ...]
     left_out: dict[str, int]
-    """Reason -> number of rows that are left out for it."""
+    """Reason -> number of rows left out."""
     mixed: int
-    """Number of the places (N, D, bits) at which points differ in what no law is about (SETTINGS)."""
+    """Number of combinations (N, D, bits) at which points differ in settings that no law covers (SETTINGS)."""
 
 
 def read_rows(sources: Sequence[Path]) -> Rows:
-    """Read files, and folders that hold one.
+    """Read files, or folders that contain one.
 
     Raises:
-        ValueError: nothing to read, a row that is no point, or no point at all; with file, line and key.
+        ValueError: there is nothing to read, a row is not a point, or there are no points; names file, line and key.
     """
     files = tuple(file for source in sources for file in _files(source))
     left_out: Counter[str] = Counter()
@@ -94,7 +94,7 @@ def read_rows(sources: Sequence[Path]) -> Rows:
 
 
 def _settings(row: dict[str, Any]) -> dict[str, Any]:
-    """Return what a row has of SETTINGS; a recipe without its name. What a checkpoint has by itself has no recipe."""
+    """Return a row's SETTINGS, with recipes without their name; an unquantized checkpoint has no recipe."""
     settings = {key: row[key] for key in SETTINGS if key in row}
     if row.get("post_bits") is None:
         settings.pop("post", None)
@@ -104,7 +104,7 @@ def _settings(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _mixed(seen: Mapping[Point, dict[str, Any]]) -> int:
-    """Return at how many places there are points of several settings."""
+    """Return the number of places at which there are points of several settings."""
     found: defaultdict[tuple[Point, str], set[str]] = defaultdict(set)
     for point, settings in seen.items():
         place = replace(point, run="", scoring=(), loss=0.0)
@@ -114,7 +114,7 @@ def _mixed(seen: Mapping[Point, dict[str, Any]]) -> int:
 
 
 def _column(seen: Iterable[Point], name: str) -> NDArray[np.float64]:
-    """Return one number of all points, with what stands for none of it."""
+    """Return one quantity of all points as a column, with its placeholder for None."""
     values = (getattr(point, name) for point in seen)
     return np.array([NOTHING[name] if value is None else value for value in values], np.float64)
 
@@ -143,13 +143,13 @@ def _rows(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def layout_of(weight_format: Any) -> tuple[float, float] | None:
-    """Return exponent and mantissa bits of a float format, such as e4m3; None for anything else."""
+    """Return exponent and mantissa bits of a float format, such as e4m3, or None for anything else."""
     layout = FORMAT.fullmatch(str(weight_format))
     return (float(layout[1]), float(layout[2])) if layout else None
 
 
 def _unfinished(row: dict[str, Any]) -> str | None:
-    """Return why a row has no loss to fit; None for one that has."""
+    """Return why a row has no loss to fit, or None for one that has."""
     status, loss = row.get("status", "finished"), row.get("loss", 0.0)
     if status != "finished":
         return str(status)

@@ -1,4 +1,4 @@
-"""Open the weights of a run that `--average` means.
+"""Open the weights of a run that `--average` selects.
 
 (nothing)           those of the checkpoint
 ema                 its exponential moving average, see moving_average.py
@@ -29,22 +29,22 @@ Check = Callable[[Path], list[str]]  # what is wrong with a checkpoint
 
 @dataclass(frozen=True)
 class OpenedWeights:
-    """Hold weights and where they are from."""
+    """Hold weights and their source."""
 
     weights: dict[str, Tensor]
     """fp32, under their Hugging Face names."""
     folder: Path
-    """Newest checkpoint that takes part."""
+    """Newest checkpoint used."""
     config: Config
     """Configuration of the run in that checkpoint."""
     average: str | None
-    """Which average the weights are, in words; None for the weights of one step."""
+    """Which average the weights are, in words, or None for the weights of one step."""
 
 
 def open_weights(path: Path, average: str | None) -> OpenedWeights:
-    """Return the weights that `average` means for a run folder, or for a run opened at one of its checkpoints.
+    """Return the weights that `average` selects for a run folder, or a run opened at one of its checkpoints.
 
-    What is read is verified first; of a run folder, checkpoints in which that is damaged are passed over.
+    Files are verified before they are read; in a run folder, damaged checkpoints are skipped.
 
     Raises:
         CheckpointError: the checkpoint `path` is damaged.
@@ -74,13 +74,13 @@ def open_weights(path: Path, average: str | None) -> OpenedWeights:
 
 
 def _configuration(folder: Path) -> Config:
-    """Return the configuration in a checkpoint, in which nothing is left to corpora or models elsewhere."""
+    """Return the configuration in a checkpoint, in which all values from corpora or other models are resolved."""
     with reading(folder):
         return load_config(folder / "config.yaml", [])
 
 
 def _window(path: Path, average: str | None, check: Check) -> list[Path]:
-    """Return the checkpoints that take part, newest first, in none of which `check` finds a problem.
+    """Return the checkpoints to use, newest first, in none of which `check` finds a problem.
 
     Raises:
         CheckpointError: the checkpoint `path` is damaged.
@@ -105,7 +105,7 @@ def _window(path: Path, average: str | None, check: Check) -> list[Path]:
 
 
 def checkpoint_at(path: Path, check: Check) -> Path:
-    """Return the checkpoint that a path stands for: itself, or the newest whole one of a run folder.
+    """Return the checkpoint of a path: itself, or the newest whole one of a run folder.
 
     Raises:
         CheckpointError: the checkpoint `path` is damaged.
@@ -136,7 +136,7 @@ def _at_steps(path: Path, average: str | None, numbers: str) -> list[Path]:
 
 
 def _whole(folders: list[Path], average: str | None, check: Check) -> list[Path]:
-    """Return the checkpoints as they are, or refuse the first one that is damaged."""
+    """Return the checkpoints if all are whole, or refuse the first damaged one."""
     for folder in folders:
         if problems := check(folder):
             raise ValueError(

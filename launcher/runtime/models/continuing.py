@@ -22,12 +22,12 @@ from plumbline.model.quantization.precision import scales_over_tokens
 from plumbline.model.sampling import check_room
 
 USUAL = 100
-"""Tokens of a continuation, unless one asks for others."""
+"""Default number of tokens of a continuation."""
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """Hold a text, the token ids that a model reads of it, and the seed of what it says to them."""
+    """Hold a text, its token ids for the model, and the seed of its continuation."""
 
     text: str
     tokens: list[int]
@@ -36,19 +36,19 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Continuation:
-    """Hold what a model said to a prompt."""
+    """Hold a model's continuation of a prompt."""
 
     prompt: str
     seed: int
     text: str
     tokens: list[int]
     ended: bool
-    """Whether it said the end-of-text token, and not only as many tokens as it was let."""
+    """Whether it ended with the end-of-text token rather than at the token limit."""
 
 
 @dataclass
 class Writer:
-    """Continue prompts by one model, and keep the time."""
+    """Continue prompts with one model, and measure the time."""
 
     model: LoadedModel
     tokenizer: Any
@@ -58,13 +58,13 @@ class Writer:
     top_p: float | None
     think: Trigger | Drafts | None
     made: int = field(default=0, init=False)
-    """Tokens that were said."""
+    """Number of generated tokens."""
     read: int = field(default=0, init=False)
-    """Tokens of prompts."""
+    """Number of prompt tokens."""
     seconds: float = field(default=0.0, init=False)
 
     def stream(self, prompt: Prompt) -> Iterator[str | Continuation]:
-        """Yield the text that follows a prompt as it is drawn, and at the end all of it."""
+        """Yield the text after a prompt as it is generated, and finally the whole continuation."""
         begun, text, tokens = perf_counter(), TextStream(self.tokenizer, prompt.tokens), list[int]()
         for token in self.model.continuation(prompt.tokens, seed=prompt.seed, think=self.think, **self._options):
             tokens.append(token)
@@ -74,7 +74,7 @@ class Writer:
         yield self._continuation(prompt, tokens)
 
     def together(self, prompts: Sequence[Prompt]) -> list[Continuation]:
-        """Return what follows several prompts, continued in one batch."""
+        """Return the continuations of several prompts, generated in one batch."""
         begun, tokens = perf_counter(), [list[int]() for _ in prompts]
         seeds = [prompt.seed for prompt in prompts]
         for said in self.model.continuations([prompt.tokens for prompt in prompts], seeds=seeds, **self._options):
@@ -85,7 +85,7 @@ class Writer:
 
     @property
     def speed(self) -> dict[str, float]:
-        """Return how much was read and said in how many seconds, loading left out."""
+        """Return how much was read and generated in how many seconds, without loading."""
         return {
             "prompt_tokens": self.read,
             "new_tokens": self.made,
@@ -109,46 +109,46 @@ class Writer:
 
 
 class TextStream:
-    """Turn the tokens after a prompt into text as they come, at a cost that does not grow with what came before."""
+    """Decode the tokens after a prompt incrementally, at a cost that does not grow with the text."""
 
     def __init__(self, tokenizer: Any, prompt: Sequence[int]) -> None:
         self._tokenizer = tokenizer
         self._tokens = list(prompt)
-        self._given = len(prompt)  # of these, those whose text was given out
+        self._given = len(prompt)  # number of tokens whose text was already returned
 
     def add(self, token: int) -> str:
-        """Return what a token adds to the text; nothing while it ends in the middle of a character."""
+        """Return the text that a token adds, or "" while it ends in the middle of a character."""
         self._tokens.append(token)
         more = self.rest()
         if not more or more.endswith("\ufffd"):
             return ""
-        # The last piece stays, for how a token is spelled may depend on the one before it
+        # Keep the last piece, since the text of a token may depend on the one before it
         self._tokens, self._given = self._tokens[self._given :], len(self._tokens) - self._given
         return more
 
     def rest(self) -> str:
-        """Return the text that was not given out."""
+        """Return the text that was not returned yet."""
         return text_after(self._tokenizer, self._tokens[: self._given], self._tokens[self._given :])
 
 
 def text_after(tokenizer: Any, before: Sequence[int], tokens: Sequence[int]) -> str:
-    """Return the text that tokens add to that of those before them; special tokens have none.
+    """Return the text that tokens add to the text of those before them; special tokens add none.
 
-    Decoded alone they may lose their first space, as those of Llama-2 and Mistral do. A character in whose middle the
-    tokens before end is part of what is added.
+    Decoded alone they may lose their first space, as with Llama-2 and Mistral. A character that the tokens before leave
+    incomplete counts as added.
     """
     texts = [tokenizer.decode([*before, *more], skip_special_tokens=True) for more in ([], tokens)]
     return str(texts[1][len(commonprefix(texts)) :])  # noqa: RUF071 - of characters, not of paths
 
 
 def tokens_of(tokenizer: Any, text: str) -> list[Any]:
-    """Return the token ids of a text as a document begins with it; [None] for an empty one that nothing begins.
+    """Return the token ids of a text at the beginning of a document, or [None] if there are none.
 
     That is what the tokenizer itself puts before a text: Llama's <s> begins every document of a corpus, too, and OPT's
     </s> ends the one before.
 
     Raises:
-        ValueError: it is no valid Unicode, as bytes of a command line or half a pair in JSON may be.
+        ValueError: it is not valid Unicode, like some bytes of a command line or a lone surrogate in JSON.
     """
     try:
         text.encode()
@@ -164,7 +164,7 @@ def tokens_of(tokenizer: Any, text: str) -> list[Any]:
 
 
 def usual_length(facts: ModelFacts, tokenizer: Any, texts: Sequence[str]) -> int:
-    """Return how many tokens to draw behind prompts where nobody says; without prompts at most half a context."""
+    """Return the default number of new tokens after prompts; without prompts, at most half a context."""
     if facts.context_length is None:
         return USUAL
     longest = max((len(tokens_of(tokenizer, text)) for text in texts), default=facts.context_length // 2)
@@ -198,10 +198,10 @@ def encode(facts: ModelFacts, tokenizer: Any, text: str, seed: int, max_new_toke
 
 
 def read_prompts(file: str) -> list[str]:
-    """Return the prompts of a file, "-" for standard input: one a line, or of JSON Lines the `prompt` of each.
+    """Return the prompts of a file ("-" for standard input): one per line, or the `prompt` of each JSON line.
 
     Raises:
-        ValueError: it holds none, a line is no prompt, or it is not UTF-8.
+        ValueError: it has none, a line is not a prompt, or it is not UTF-8.
     """
     try:
         text = (sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()).decode("utf-8-sig")
@@ -225,13 +225,13 @@ def _prompt_of(file: str, number: int, line: str) -> str:
 
 
 def alike(prompts: Sequence[Prompt], size: int) -> list[list[int]]:
-    """Return the numbers of prompts in batches of at most `size`, those of like length together."""
+    """Return the indices of prompts in batches of at most `size`, grouped by similar length."""
     order = sorted(range(len(prompts)), key=lambda number: len(prompts[number].tokens))
     return [order[first : first + size] for first in range(0, len(order), size)]
 
 
 def read_think(text: str, temperature: float) -> Trigger | Drafts | None:
-    """Return when to think by what `--think` says: a trigger, verified drafts, or None for never.
+    """Parse `--think`: a trigger, verified drafts, or None for never.
 
     Raises:
         ValueError: it is none of the known forms.
@@ -259,7 +259,7 @@ def read_think(text: str, temperature: float) -> Trigger | Drafts | None:
 
 
 def check_rounding(module: nn.Module, think: Trigger | Drafts | None, batch_size: int) -> None:
-    """Refuse to verify, and warn of batches, where other tokens change how one is rounded.
+    """Refuse verification, and warn of batches, if other tokens change how a token is rounded.
 
     Raises:
         ValueError: see `check_verifiable`.

@@ -1,4 +1,4 @@
-"""Say what a model folder takes, before any weight of it is read."""
+"""Read the limits of a model from its folder before any weights are read."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,11 +14,11 @@ from plumbline.model.export.native import MODEL_TYPE
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """Hold what a prompt or a text is checked against."""
+    """Hold the limits against which a prompt or text is checked."""
 
     path: Path
     context_length: int | None
-    """Tokens of the longest sequence; None where the model sets no limit."""
+    """Tokens of the longest sequence, or None if the model sets no limit."""
     vocab_size: int
     tokenizer_path: Path | None
 
@@ -41,7 +41,7 @@ def model_facts(path: Path) -> ModelFacts:
     """Return the facts of a run folder, a checkpoint or a Hugging Face folder.
 
     Raises:
-        ValueError: it is none of these, or what says so cannot be read.
+        ValueError: it is none of these, or its configuration cannot be read.
     """
     if is_ours(path):
         folder = checkpoint_at(path, lambda place: checkpoint.problems(place, only=checkpoint.CONFIG.__eq__))

@@ -1,4 +1,4 @@
-"""Refuse weights that are not finite: a model with one of them computes nan, or draws from no distribution at all."""
+"""Refuse weights that are not finite, with which a model computes nan or cannot be sampled."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -11,7 +11,7 @@ from plumbline.data.damage import DamagedFileError
 
 
 def check_finite(weights: Mapping[str, Tensor], folder: Path, remedy: str) -> None:
-    """Look at every value once, which costs little beside reading it.
+    """Check every value once, which costs little compared with reading it.
 
     Args:
         weights: the tensors, by name.
@@ -32,12 +32,12 @@ def is_finite(weight: Tensor) -> bool:
     """Return whether no value of a tensor is nan or infinite."""
     if weight.numel() == 0 or not weight.is_floating_point():
         return True
-    wide = weight.float() if weight.element_size() == 1 else weight  # of 8 bits torch has no extremes
-    return bool(torch.isfinite(torch.stack(torch.aminmax(wide))).all())  # a nan is both the least and the largest
+    wide = weight.float() if weight.element_size() == 1 else weight  # torch has no aminmax for 8-bit types
+    return bool(torch.isfinite(torch.stack(torch.aminmax(wide))).all())  # a nan is both the minimum and the maximum
 
 
 def _found_in(files: Iterable[Path]) -> tuple[Path, str] | None:
-    """Return file and name of the first tensor in which a value is not finite: classes rename what they load."""
+    """Return the file and original name of the first tensor that is not finite, since classes rename tensors."""
     for file in files:
         with safe_open(file, "pt") as opened:
             for name in opened.keys():  # noqa: SIM118 - no mapping

@@ -1,8 +1,8 @@
 """Start a run from the weights of a stock Hugging Face model (train.initialize_from), for continued pretraining.
 
-The model section has to be that of the folder; left out, it is taken from there. The run computes the folder's function
-before its first step, whatever its parameterization multiplies (model/export/from_stock.py). A resume continues from
-the run's own checkpoints and does not look at the folder again.
+The model section must match the folder; if left out, it is taken from there. Before its first step the run computes the
+folder's function, whatever the parameterization's multipliers (model/export/from_stock.py). A resume continues from the
+run's own checkpoints and does not read the folder again.
 """
 
 from collections.abc import Mapping
@@ -34,7 +34,7 @@ from plumbline.model.parameterization.multipliers import multipliers
 from plumbline.model.parameterization.table import parameter_shapes
 
 PROBE = "A fox, 2 quick brown dogs: don't x[10] == {y};\n\tünïcödé, русский, 日本語"
-"""What two tokenizers must read alike to be taken for the same; added tokens and templates may differ."""
+"""Text that two tokenizers must encode alike to count as the same; added tokens and templates may differ."""
 
 
 def check(config: Config) -> None:
@@ -47,7 +47,7 @@ def check(config: Config) -> None:
     if spec is None:
         return
     section = section_of(spec)
-    # A run may add a kind of attention to a model that was trained without it, and learn what it adds
+    # A run may add a kind of attention to a model trained without it, and learn the new parts
     grafted = {"attention"} if attention_kind(config.model).grafted else set()
     free = {"family"} | grafted | ({"max_position_embeddings"} if config.model.position_embedding == "rope" else set())
     given = config.model.model_dump()
@@ -64,12 +64,12 @@ def check(config: Config) -> None:
 
 
 def check_tokenizer(config: Config, inputs: Inputs) -> None:
-    """Refuse corpora whose token ids mean something else to the model that training starts from.
+    """Refuse corpora whose token ids have a different meaning in the model from which training starts.
 
-    Where either has no tokenizer, nothing can be told; where one cannot be read, that is a warning.
+    Without a tokenizer in either, this cannot be checked; if one cannot be read, warn.
 
     Raises:
-        ValueError: the two read a text otherwise.
+        ValueError: the two encode a text differently.
     """
     spec = _asked_for(config)
     own = next((corpus.tokenizer_path for corpus in inputs.train.corpora.values() if corpus.tokenizer_path), None)
@@ -95,13 +95,13 @@ def check_tokenizer(config: Config, inputs: Inputs) -> None:
 
 
 def _asked_for(config: Config) -> str | None:
-    """Return the folder that a run starts from; None: none, or it goes on from checkpoints."""
+    """Return the folder from which a run starts, or None if there is none or it continues from checkpoints."""
     resumes = any((config.run.folder / "checkpoints").glob("step_*")) or config.schedule.branch is not None
     return None if resumes else config.train.initialize_from
 
 
 def fetch(config: Config, world: World) -> None:
-    """Download the model that training starts from, if it is on the hub: one rank of each host; all ranks must call.
+    """Download the initial model if it is on the hub, on one rank of each host; all ranks must call.
 
     Raises:
         DamagedFileError: a host could not download it.
@@ -121,7 +121,7 @@ def fetch(config: Config, world: World) -> None:
 
 
 def fetch_ahead(config: Config) -> None:
-    """Download the model that a new run starts from, if it is on the hub: where the run trains, the hub may be away.
+    """Download a new run's initial model if it is on the hub, which may be unreachable where the run trains.
 
     Raises:
         ValueError: it cannot be downloaded, and this machine has no whole copy.
@@ -136,7 +136,7 @@ def fetch_ahead(config: Config) -> None:
 
 
 def _download(spec: str) -> None:
-    """Have a model of the hub on this machine, with its weights."""
+    """Download a hub model with its weights to this machine."""
     folder = hub_folder(spec, FILES)
     if not any(folder.glob("*.safetensors")):
         remedy = (
@@ -149,12 +149,12 @@ def _download(spec: str) -> None:
 
 
 def initial_weights(config: Config) -> Mapping[str, Tensor] | None:
-    """Return the fp32 weights that the run starts from, by our names; what is not there (or None) is drawn instead.
+    """Return the initial fp32 weights by our names; missing ones (all if None) are drawn instead.
 
-    Those of a model on the hub have to be there: see `fetch`.
+    A model on the hub must have been downloaded, see `fetch`.
 
     Raises:
-        DamagedFileError: the folder does not hold the tensors that its configuration asks for.
+        DamagedFileError: the folder lacks tensors that its configuration requires.
     """
     spec = config.train.initialize_from
     if spec is None:

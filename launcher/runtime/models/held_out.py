@@ -1,4 +1,4 @@
-"""Decide what a model can be scored on: samples that fit it, plain text, its own tasks, and windows of which length."""
+"""Open the data on which a model is scored, and check that it fits: corpora, plain text, tasks, window lengths."""
 
 import sys
 from collections.abc import Iterator
@@ -23,11 +23,11 @@ from plumbline.launcher.runtime.config.yaml_files import parse_yaml
 from plumbline.launcher.runtime.models.facts import model_facts
 from plumbline.launcher.runtime.models.open import LoadedModel
 
-LONGEST = 1024  # tokens of a window, where neither the request nor a training run says how long
+LONGEST = 1024  # tokens of a window if neither the request nor a training run sets them
 
 
 def window_length(model: LoadedModel, asked: int | None) -> int:
-    """Return the tokens of one window: what was asked for, else as in training.
+    """Return the tokens of one window: as requested, else as in training.
 
     Raises:
         ValueError: the model has fewer positions.
@@ -40,15 +40,15 @@ def window_length(model: LoadedModel, asked: int | None) -> int:
 
 
 def open_data(path: str, model: Path, trains: bool = False) -> SampleSource:
-    """Open the corpus that a model is to be scored on.
+    """Open the corpus on which a model is to be scored.
 
     Args:
         path: the corpus.
         model: run, checkpoint or Hugging Face folder.
-        trains: its training split is needed as well.
+        trains: whether its training split is needed as well.
 
     Raises:
-        ValueError: it cannot be opened; if it is not there, with the command that makes it for this very model.
+        ValueError: it cannot be opened; if it is missing, the message has the command that makes it for this model.
     """
     try:
         return open_source(SourceConfig(path=path))
@@ -61,7 +61,7 @@ def open_data(path: str, model: Path, trains: bool = False) -> SampleSource:
 
 @contextmanager
 def prepared_text(text: str, tokenizer: Path) -> Iterator[Corpus]:
-    """Tokenize a file or folder of text, "-" for standard input, as a corpus that is held out whole and then goes.
+    """Tokenize a file or folder of text ("-" for standard input) as a temporary corpus that is all held out.
 
     Raises:
         ValueError: there is no text in it, or the tokenizer cannot end documents.
@@ -82,10 +82,10 @@ def prepared_text(text: str, tokenizer: Path) -> Iterator[Corpus]:
 
 
 def check_tokenizer(model: LoadedModel, corpus: SampleSource) -> None:
-    """Refuse to score tokens that mean something else to the model.
+    """Refuse to score tokens that have a different meaning in the model.
 
     Raises:
-        ValueError: the corpus was made with another tokenizer, or has ids that the model does not know.
+        ValueError: the corpus was made with another tokenizer, or has ids outside the model's vocabulary.
     """
     check_vocabulary(model, corpus)
     if model.tokenizer_path is None or corpus.tokenizer_sha256 is None:
@@ -100,12 +100,12 @@ def check_tokenizer(model: LoadedModel, corpus: SampleSource) -> None:
 
 
 def is_same_tokenizer(folder: Path, sha256: str) -> bool:
-    """Return whether the tokenizer in a folder made a corpus: as it is, or as `prepare.py` saves it again."""
+    """Return whether the tokenizer in a folder made a corpus, directly or as re-saved by `prepare.py`."""
     return tokenizer_sha256(folder) == sha256 or tokenizer_sha256(tokenizer_folder(str(folder))) == sha256
 
 
 def check_vocabulary(model: LoadedModel, corpus: SampleSource) -> None:
-    """Refuse ids that the model does not know.
+    """Refuse ids outside the model's vocabulary.
 
     Raises:
         ValueError: names both vocabularies.
@@ -119,10 +119,10 @@ def check_vocabulary(model: LoadedModel, corpus: SampleSource) -> None:
 
 
 def read_task(text: str) -> SourceConfig | None:
-    """Return the task that `--task` describes; None for a mere name.
+    """Return the task that `--task` describes, or None if it is only a name.
 
     Raises:
-        ConfigError: it is not YAML, or no such task.
+        ConfigError: it is not YAML, or there is no such task.
     """
     if ":" not in text:
         return None
@@ -148,7 +148,7 @@ def own_task(model: LoadedModel, name: str) -> SourceConfig:
 
 
 def held_out(corpus: SampleSource, shuffle_questions: bool) -> WindowStream:
-    """Return the held-out part of a corpus or task, its questions shuffled if that is asked for.
+    """Return the held-out part of a corpus or task, with its questions shuffled if requested.
 
     Raises:
         ValueError: there are no questions to shuffle.

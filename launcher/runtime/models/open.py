@@ -1,6 +1,6 @@
 """Open a trained model for evaluation, sampling or export: a run, one of its checkpoints, or a Hugging Face folder.
 
-Code that lies in a folder is never run, so opening a stranger's model runs none of theirs.
+Code in the folder is never run, so it is safe to open untrusted models.
 """
 
 import inspect
@@ -37,7 +37,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def device_named(name: str | None) -> torch.device:
-    """Return the device that `--device` names; without a name the first GPU, or the CPU where there is none.
+    """Return the device that `--device` names, or without a name the first GPU, or the CPU if there is none.
 
     Raises:
         ValueError: there is no such device here.
@@ -60,11 +60,11 @@ class LoadedModel:
     """Checkpoint or Hugging Face folder."""
     tokenizer_path: Path | None
     config: Config | None
-    """The run's configuration; None for a Hugging Face folder."""
+    """The run's configuration, or None for a Hugging Face folder."""
     step: int | None
     tokens: int | None
     average: str | None = None
-    """Which average the weights are, in words; None for the weights of one step."""
+    """Which average the weights are, in words, or None for the weights of one step."""
 
     @property
     def device(self) -> torch.device:
@@ -73,7 +73,7 @@ class LoadedModel:
 
     @property
     def context_length(self) -> int | None:
-        """Return the length of the longest sequence that the model accepts, in tokens; None where it sets no limit."""
+        """Return the longest sequence that the model accepts, in tokens, or None if it sets no limit."""
         return getattr(self._text_config, "max_position_embeddings", None)
 
     @property
@@ -83,18 +83,18 @@ class LoadedModel:
 
     @property
     def _text_config(self) -> Any:
-        """Return the shape of what reads text; a stock model may have other parts."""
+        """Return the configuration of the text part; a stock model may have other parts."""
         config: Any = self.module.config
         return config.get_text_config() if hasattr(config, "get_text_config") else config
 
     @property
     def thinks(self) -> bool:
-        """Return whether it was loaded with an objective that has another way to predict than the plain model."""
+        """Return whether it was loaded with an objective that can predict with thoughts."""
         return isinstance(self.module, TrainedLM) and self.module.objective.thinks
 
     @torch.no_grad()
     def logits(self, batch: Mapping[str, Any], thinking: bool = False) -> Tensor:
-        """Return what is predicted after each token, [B, T, V] in fp32: from the true ones before, or with thoughts."""
+        """Return fp32 logits [B, T, V] after each token, given the true ones before, with thoughts if `thinking`."""
         batch = self._to_device(batch)
         if thinking:
             return self._trained.thinking_logits(batch)
@@ -104,7 +104,7 @@ class LoadedModel:
 
     @torch.no_grad()
     def evaluate(self, batch: Mapping[str, Any], thinking: bool = False) -> LossSums:
-        """Return the sums of the loss on a batch; with `thinking`, of what it predicts with thoughts."""
+        """Return the sums of the loss on a batch, of predictions with thoughts if `thinking`."""
         batch = self._to_device(batch)
         labels = batch["labels"]
         if thinking:
@@ -156,12 +156,12 @@ class LoadedModel:
 
         Args:
             prompt: token ids.
-            max_new_tokens: at most.
-            think: when; or what counts verified drafts, which are greedy.
-            temperature: see `model.generation.generate`, with the rest.
-            top_k: see there.
-            top_p: see there.
-            seed: of what is drawn.
+            max_new_tokens: most tokens to yield.
+            think: when to think, or the counters of verified drafts, which are greedy.
+            temperature: see `model.generation.generate`.
+            top_k: see `model.generation.generate`.
+            top_p: see `model.generation.generate`.
+            seed: seed of the sampling.
             stop_at: the last token.
 
         Raises:
@@ -197,9 +197,9 @@ class LoadedModel:
         top_p: float | None = None,
         stop_at: int | None = None,
     ) -> Iterator[list[int | None]]:
-        """Return what continues several prompts together, step by step; see `model.generation.continue_together`.
+        """Continue several prompts together, step by step; see `model.generation.continue_together`.
 
-        A row draws by its own seed, so that it says what it says alone, up to the rounding of larger products.
+        Each row has its own seed, so that it continues as it would alone, up to the rounding of larger products.
 
         Raises:
             ValueError: a prompt is empty, a continuation would exceed the model's context, or a sampling option is
@@ -225,7 +225,7 @@ class LoadedModel:
 
 
 def refuse_own_thinker(folder: Path) -> None:
-    """Refuse to think for an exported folder that brings code of its own for it.
+    """Refuse to think with an exported folder that has its own code for that.
 
     Raises:
         ValueError: it does.
@@ -238,7 +238,7 @@ def refuse_own_thinker(folder: Path) -> None:
 
 
 def stock_reader(module: nn.Module) -> Reader:
-    """Return a reader by a model of transformers and the cache of its class; without one it reads all tokens anew."""
+    """Return a reader that uses a transformers model and its cache, or rereads all tokens if it has no cache."""
     keeps = "logits_to_keep" in inspect.signature(module.forward).parameters
     options: dict[str, Any] = {"use_cache": True, **({"logits_to_keep": 1} if keeps else {})}
     seen: Tensor | None = None
@@ -268,13 +268,13 @@ def load_model(
 
     Args:
         path: the folder.
-        device: where the weights go; None: the first GPU, or the CPU where there is none.
+        device: where the weights go; None means the first GPU, or the CPU if there is none.
         dtype: what they are rounded to.
-        average: weights to take instead of the checkpoint's own; see averages.py.
-        with_objective: also what its training objective added, for decoding with thoughts.
+        average: which weights to use instead of the checkpoint's own; see averages.py.
+        with_objective: whether to load the parameters of its training objective, for decoding with thoughts.
 
     Raises:
-        ValueError: nothing that can be opened is there, a checkpoint is damaged, or a weight is not finite.
+        ValueError: there is nothing to open, a checkpoint is damaged, or a weight is not finite.
     """
     path, device = Path(path), device if isinstance(device, torch.device) else device_named(device)
     if is_ours(path):
@@ -335,11 +335,11 @@ def _load_hugging_face(folder: Path, device: torch.device, dtype: torch.dtype) -
     from transformers import AutoModelForCausalLM
 
     try:
-        # A native export runs by our own code, not by the copy in the folder
+        # A native export runs with our own code, not with the copy in the folder
         entries = read_object(folder / "config.json")
         with quiet_transformers(), torch.no_grad():
             kind = native_classes()[1] if entries.get("model_type") == MODEL_TYPE else AutoModelForCausalLM
-            # Gemma2's class of transformers 5.20 takes a kernel that leaves its cap out, if it is not told otherwise
+            # By default, Gemma2's class in transformers 5.20 uses a kernel that ignores its cap
             attention = "eager" if entries.get("attn_logit_softcapping") else None
             module, found = kind.from_pretrained(
                 folder, dtype=dtype, attn_implementation=attention, output_loading_info=True, trust_remote_code=False
@@ -369,7 +369,7 @@ def native_classes() -> tuple[Any, Any]:
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Silence the bars of transformers and compressed-tensors, and what libraries they import say of themselves.
+    """Silence the progress bars of transformers and compressed-tensors, and the output of libraries that they import.
 
     Nothing reaches the standard output, which belongs to --json: accelerate imports DeepSpeed, which logs to it. What
     transformers says of the weights is seen as ever: its handler holds the standard error of before. Bars and the two

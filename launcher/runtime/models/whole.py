@@ -7,17 +7,17 @@ from pathlib import Path
 from torch import nn
 
 NUMBER = re.compile(r"\.\d+\.")
-"""Of a block, within the name of a weight."""
+"""Number of a block within the name of a weight."""
 
 
 def check_whole(module: nn.Module, found: Mapping[str, Collection[str]], folder: Path) -> None:
     """Refuse a model without some of its weights, or without some of the blocks that the folder has.
 
-    Weights of other kinds may be left over: a folder may serve several classes, or hold constants of older versions.
+    Other unused weights are allowed: a folder may serve several classes, or contain constants of older versions.
 
     Args:
-        module: what transformers made of the folder.
-        found: its `missing_keys` and `unexpected_keys`, as transformers says.
+        module: the model that transformers loaded from the folder.
+        found: `missing_keys` and `unexpected_keys` as reported by transformers.
         folder: for errors.
 
     Raises:

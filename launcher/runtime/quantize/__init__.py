@@ -1,1 +1,1 @@
-"""Measure what rounding costs a model, keep rows and reports of it, and write quantized folders."""
+"""Measure the cost of rounding a model, keep rows and reports of it, and write quantized folders."""

@@ -28,7 +28,7 @@ def draw_curves(rows: Sequence[Row], predictions: Pairs, floor: float, path: Pat
 
     Args:
         rows: of rows.jsonl.
-        predictions: (predicted delta, delta) of each row that a law says something of.
+        predictions: (predicted delta, delta) of each row that a law covers.
         floor: deltas below are noise, nats per token.
         path: PNG file.
     """
@@ -42,7 +42,7 @@ def draw_curves(rows: Sequence[Row], predictions: Pairs, floor: float, path: Pat
 
 
 def by_bits(rows: Sequence[Row]) -> Lines:
-    """Return the way of rounding, and which model -> (bits, delta), of recipes that round weights alone."""
+    """Return (way of rounding, model) -> (bits, delta), for recipes that only round weights."""
     several = len({row.scored for row in rows}) > 1
     lines: dict[tuple[Any, ...], Pairs] = defaultdict(list)
     for row in rows:
@@ -53,7 +53,7 @@ def by_bits(rows: Sequence[Row]) -> Lines:
 
 
 def by_tokens(rows: Sequence[Row]) -> Lines:
-    """Return recipe -> (training tokens per parameter, delta), of recipes with checkpoints of different age."""
+    """Return recipe -> (training tokens per parameter, delta), for recipes with checkpoints of different ages."""
     lines: dict[tuple[Any, ...], Pairs] = defaultdict(list)
     for row in rows:
         if row.checkpoint.tokens_per_parameter is not None:
@@ -63,11 +63,11 @@ def by_tokens(rows: Sequence[Row]) -> Lines:
 
 
 def outlier_pairs(rows: Sequence[Row], quantity: Outlier) -> Pairs:
-    """Return (the largest of a layer's input, delta) of each recipe that rounds activations."""
+    """Return (largest outlier measure of the layers' inputs, delta) for each recipe that rounds activations."""
     pairs = []
     for row in rows:
         largest = row.rounding.kurtosis_largest if quantity == "kurtosis" else row.rounding.mmr_largest
-        # Half of a layer's inputs may be 0, by its activation: then no ratio to their median says anything
+        # An activation may make half of a layer's inputs 0: then a ratio to their median is meaningless
         pair = (math.nan if largest is None else largest, row.damage.delta)
         if row.bits.post_activation_bits is not None and all(map(math.isfinite, pair)):
             pairs.append(pair)
@@ -75,7 +75,7 @@ def outlier_pairs(rows: Sequence[Row], quantity: Outlier) -> Pairs:
 
 
 def spearman(pairs: Sequence[tuple[float, float]]) -> float:
-    """Return Spearman's rank correlation, -1 to 1; nan where one side is constant."""
+    """Return Spearman's rank correlation, -1 to 1, or nan if one side is constant."""
     sides = list(zip(*pairs, strict=True))
     return float(stats.spearmanr(*sides).statistic) if all(len(set(side)) > 1 for side in sides) else math.nan
 
@@ -93,7 +93,7 @@ def _short(row: Row) -> str:
 def _named(lines: Mapping[tuple[Any, ...], Pairs], least: int) -> Lines:
     """Return the lines that have enough finite points, in order; (name, what it was scored on) -> points.
 
-    Lines of one name are told apart by a number.
+    Lines with the same name are numbered.
     """
     finite = {key: sorted(point for point in points if math.isfinite(point[1])) for key, points in lines.items()}
     known: Counter[str] = Counter()
@@ -111,7 +111,7 @@ def _lines(axes: Axes, lines: Lines, floor: float, label: str) -> None:
         axes.plot(x, y, marker="o", markersize=3, linewidth=1, label=name)
     axes.set_xlabel(label)
     axes.set_ylabel("loss added (nats per token)")
-    # Logarithmic where rounding costs something, linear around zero: it may also help a little
+    # Logarithmic where rounding costs something, linear around zero, since it may also help a little
     axes.set_yscale("symlog", linthresh=max(floor, 1e-5))
     axes.axhline(floor, color="#999", linewidth=0.8, linestyle=":")
     axes.grid(alpha=0.3)

@@ -1,4 +1,4 @@
-"""Measure what rounding costs: a quantized model against its original on the very same tokens."""
+"""Measure the cost of rounding: compare a quantized model with its original on the same tokens."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -12,12 +12,12 @@ from plumbline.data.streams import WindowStream
 from plumbline.launcher.runtime.models.open import LoadedModel
 
 RESAMPLES = 2000
-ENDS = 0.025, 0.975  # of an interval that holds 95 %
+ENDS = 0.025, 0.975  # quantiles of a 95 % interval
 
 
 @dataclass(frozen=True)
 class Damage:
-    """Hold how a quantized model compares with its original on the same predicted tokens. Losses in nats per token."""
+    """Compare a quantized model with its original on the same predicted tokens. Losses are in nats per token."""
 
     base_loss: float
     """Mean cross-entropy of the original."""
@@ -26,15 +26,15 @@ class Damage:
     delta: float
     """loss - base_loss."""
     delta_interval: tuple[float, float]
-    """95 % interval of delta over unlimited sequences, from sequences drawn again, each with both its losses."""
+    """95 % bootstrap interval of delta over sequences, each resampled with both its losses."""
     perplexity: float
     """exp(loss)."""
     bits_per_byte: float | None
-    """The loss in bits per byte of source text; None where there is no text."""
+    """The loss in bits per byte of source text, or None if there is no text."""
     kl: float
     """Mean Kullback-Leibler divergence of the quantized prediction from the original's, nats per token."""
     agreement: float
-    """Share of the tokens for which both find the same one likeliest."""
+    """Share of the tokens for which both models have the same top prediction."""
     predicted_tokens: int
     sequences: int
 
@@ -52,12 +52,12 @@ class SequenceSums:
     divergence: Tensor
     """Kullback-Leibler divergence of the quantized prediction from the original's, nats."""
     agreements: Tensor
-    """Number of tokens for which both find the same one likeliest."""
+    """Number of tokens for which both models have the same top prediction."""
 
 
 @torch.no_grad()
 def compare(base: LoadedModel, quantized: LoadedModel, batches: Iterable[Mapping[str, Any]]) -> SequenceSums:
-    """Return the sums over each sequence of the batches with anything to predict."""
+    """Return the sums over each sequence of the batches that has something to predict."""
     rows = []
     for batch in batches:
         labels = batch["labels"].to(base.device)
@@ -73,15 +73,15 @@ def compare(base: LoadedModel, quantized: LoadedModel, batches: Iterable[Mapping
         )
         rows.append(torch.stack([(column.double() * valid).sum(1) for column in columns], dim=1).cpu())
     sums = torch.cat(rows)
-    return SequenceSums(*sums[sums[:, 0] > 0].unbind(1))  # rows that only fill up the last batch are no sequences
+    return SequenceSums(*sums[sums[:, 0] > 0].unbind(1))  # rows that only pad the last batch are not sequences
 
 
 def damage(sums: SequenceSums, split: WindowStream) -> Damage:
     """Return what `compare` found, over all sequences.
 
     Args:
-        sums: of each sequence.
-        split: the text they are of.
+        sums: sums over each sequence.
+        split: the text.
 
     Raises:
         ValueError: there is nothing to predict.
@@ -107,8 +107,8 @@ def damage(sums: SequenceSums, split: WindowStream) -> Damage:
 def _interval(differences: Tensor, tokens: Tensor) -> tuple[float, float]:
     """Return the 95 % interval of the mean difference per token, by a bootstrap over sequences.
 
-    The interval is one of percentiles (Efron and Tibshirani 1993, section 13.3). Both models see the same sequences, so
-    what makes one text harder than another falls out. One sequence says nothing of others: nan.
+    It is a percentile interval (Efron and Tibshirani 1993, section 13.3). Both models see the same sequences, so
+    differences in difficulty between texts cancel. A single sequence gives nan.
     """
     if len(tokens) < 2:
         return math.nan, math.nan

@@ -1,4 +1,4 @@
-"""Collect what a law of precision needs to know of a checkpoint: size, data, learning rate, training precision."""
+"""Collect what a precision law needs to know about a checkpoint: size, data, learning rate, training precision."""
 
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -11,19 +11,19 @@ from plumbline.launcher.runtime.run.folder import read_result
 from plumbline.model.quantization.post_training.calibration import decoder_blocks
 
 Phase = Literal["warm-up", "peak", "decay"]
-GRIDS = ("_scale", "_zero_point", "_shape")  # what a quantized folder has beside its weights
+GRIDS = ("_scale", "_zero_point", "_shape")  # suffixes of a quantized folder's tensors besides its weights
 
 
 @dataclass(frozen=True)
 class CheckpointFacts:
-    """Hold what does not depend on the recipe; None where a Hugging Face folder does not say."""
+    """Hold the facts that do not depend on the recipe; None for those that a Hugging Face folder lacks."""
 
     model: str
     """Folder of the weights."""
     run: str
-    """What a sweep calls the same weights, if a run ended with them; else the folder."""
+    """Name of the same weights in a sweep if they are a run's final ones, else the folder."""
     average: str | None
-    """Which average the weights are, in words; None for the weights of one step."""
+    """Which average the weights are, in words, or None for the weights of one step."""
     step: int | None
     parameters: int
     """N: without embedding and head."""
@@ -35,15 +35,15 @@ class CheckpointFacts:
     """Peak learning rate."""
     lr_phase: Phase | None = None
     lr_factor: float | None = None
-    """Learning rate of the last update, over the peak."""
+    """Learning rate of the last update relative to the peak."""
     weight_bits: int | None = None
-    """Bits of the weights in training, as `activation_bits` and `kv_bits` of theirs; 16: not rounded."""
+    """Bits of the weights in training, like `activation_bits` and `kv_bits`; 16: not rounded."""
     activation_bits: int | None = None
     kv_bits: int | None = None
 
 
 def checkpoint_facts(model: LoadedModel) -> CheckpointFacts:
-    """Return what is known of a model: of its run, or from its weights alone."""
+    """Return the facts of a model, from its run or only from its weights."""
     config = model.config
     if config is not None:
         parameters = totals(plan_run(config).rows).non_embedding
@@ -75,7 +75,7 @@ def checkpoint_facts(model: LoadedModel) -> CheckpointFacts:
 
 
 def _run(model: LoadedModel) -> str:
-    """Return what a sweep calls the same weights, if they are those that a run ended with."""
+    """Return the name of the same weights in a sweep if they are a run's final ones, else the folder."""
     folder = model.config.run.folder if model.config is not None else None
     result = None if folder is None or model.config is None else read_result(model.config)
     ended = result is not None and result["step"] == model.step
@@ -83,7 +83,7 @@ def _run(model: LoadedModel) -> str:
 
 
 def _phase(schedule: Schedule, tokens: int) -> Phase:
-    """Return where on its schedule a run is after so many tokens."""
+    """Return the phase of the schedule after `tokens` tokens."""
     if tokens <= schedule.warmup_end:
         return "warm-up"
     return "peak" if tokens <= schedule.decay_start else "decay"

@@ -1,4 +1,4 @@
-"""Read the recipes that a command line asks for."""
+"""Read the recipes requested on a command line."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +10,7 @@ from plumbline.model.quantization.post_training.recipes import Recipe, recipes
 
 
 def read_recipes(given: Sequence[str]) -> tuple[Recipe, ...]:
-    """Return the recipes of names, sets and files.
+    """Return the recipes given by names, sets and files.
 
     Raises:
         ValueError: there is no such recipe, or a file cannot be read as recipes.

@@ -23,7 +23,7 @@ def write_report(rows: Sequence[Row], folder: Path, law: Law | None = None) -> P
     Args:
         rows: of rows.jsonl.
         folder: where the report goes.
-        law: one that knows post_bits; it predicts the deltas of recipes that round weights alone.
+        law: a law that covers post_bits, used to predict the deltas of recipes that only round weights.
     """
     predicted = [None if law is None else predicted_delta(law, row) for row in rows]
     pairs = [(delta, row.damage.delta) for delta, row in zip(predicted, rows, strict=True) if delta is not None]
@@ -34,7 +34,7 @@ def write_report(rows: Sequence[Row], folder: Path, law: Law | None = None) -> P
 
 
 def predicted_delta(law: Law, row: Row) -> float | None:
-    """Return the nats that the law says rounding adds; None where it has nothing to say."""
+    """Return the nats that rounding adds according to the law, or None if it does not apply."""
     about = row.checkpoint
     training = (about.weight_bits, about.activation_bits, about.kv_bits)
     at = [about.parameters, about.tokens, *training, row.bits.of_weights_alone]
@@ -43,7 +43,7 @@ def predicted_delta(law: Law, row: Row) -> float | None:
         return None
     try:
         return float(law.post_delta(points(*known)))
-    except ValueError:  # a constant that was not fitted, or bits beyond the form's reach
+    except ValueError:  # a constant was not fitted, or the bits are outside the form's domain
         return None
 
 
@@ -63,7 +63,7 @@ def _lines(rows: Sequence[Row]) -> list[str]:
 
 
 def by_model(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
-    """Return name and rows of each model, of one that was scored on several texts for each of these."""
+    """Return name and rows of each model, separately for each text on which it was scored."""
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
         groups.setdefault(row.scored, []).append(row)
@@ -76,7 +76,7 @@ def _name(row: Row) -> str:
 
 
 def about(row: Row) -> list[str]:
-    """Return what is the same for all rows of a model."""
+    """Return lines on what all rows of a model share."""
     model, text, damage = row.checkpoint, row.text, row.damage
     facts = [
         f"loss {damage.base_loss:.4f} nats per token on {damage.predicted_tokens:,} tokens of {text.data} in "
@@ -98,12 +98,12 @@ def table(rows: Sequence[Row]) -> list[str]:
 
 
 def in_order(rows: Sequence[Row]) -> list[Row]:
-    """Return rows, the least damage first and what is not finite last."""
+    """Sort rows by damage, least first and non-finite last."""
     return sorted(rows, key=lambda row: (math.isnan(row.damage.delta), row.damage.delta))
 
 
 def cells_of(row: Row) -> tuple[str, ...]:
-    """Return a row as text, by the columns of HEADER."""
+    """Format a row as text for the columns of HEADER."""
     damage, rounding = row.damage, row.rounding
     low, high = damage.delta_interval
     return (
@@ -119,6 +119,6 @@ def cells_of(row: Row) -> tuple[str, ...]:
 
 
 def delta_of(row: Row) -> str:
-    """Return the loss that rounding adds as text, in brackets where it is smaller than the noise floor."""
+    """Format the loss that rounding adds, in brackets if it is below the noise floor."""
     delta = f"{row.damage.delta:+.4f}"
     return f"({delta})" if abs(row.damage.delta) < row.noise_floor else delta

@@ -1,4 +1,4 @@
-"""Hold what one recipe does to one checkpoint: a line of rows.jsonl."""
+"""Hold the effect of one recipe on one checkpoint: a line of rows.jsonl."""
 
 import math
 from collections.abc import Mapping
@@ -10,32 +10,32 @@ from plumbline.launcher.runtime.quantize.facts import CheckpointFacts
 from plumbline.launcher.runtime.system.files import finite, from_keys
 
 NEVER_NONE = ("base_loss", "loss", "delta", "perplexity", "kl", "agreement")
-"""Numbers of `Damage` for which null in a file says that they were not finite."""
+"""Fields of `Damage` for which null in a file means not finite."""
 
 
 @dataclass(frozen=True)
 class TextSettings:
-    """Say what text a row's numbers are measured on, and how it is cut."""
+    """State on which text a row is measured, and how it is cut."""
 
     data: str
     data_fingerprint: str
     sequence_length: int
     """Tokens per window."""
     batch_size: int
-    """Windows per forward pass; scales of whole tensors are of a batch."""
+    """Windows per forward pass; tensor-wise scales are per batch."""
     max_batches: int | None
-    """None: the whole held-out split is scored."""
+    """Most batches to score, or None for the whole held-out split."""
     calibration_sequences: int
 
     @property
     def scoring(self) -> tuple[Any, ...]:
-        """Return what rows that compare have in common: the text as its user named it, and how it is cut."""
+        """Return what comparable rows share: the text as the user named it, and how it is cut."""
         return self.data, self.sequence_length, self.batch_size, self.max_batches, self.calibration_sequences
 
 
 @dataclass(frozen=True)
 class PostBits:
-    """Hold the bits after training; None for what is not rounded."""
+    """Hold the bits after post-training quantization; None for what is not rounded."""
 
     post_bits: int | None
     """Bits of the weights."""
@@ -46,20 +46,20 @@ class PostBits:
 
     @property
     def of_weights_alone(self) -> int | None:
-        """Return the bits of the weights where inputs, keys and values are left as they are; None elsewhere."""
+        """Return the bits of the weights if inputs, keys and values are not rounded, else None."""
         return self.post_bits if self.post_activation_bits is None and self.post_kv_bits is None else None
 
 
 @dataclass(frozen=True)
 class Rounding:
-    """Hold what rounding took, and what its layers reported; None where no layer reported it."""
+    """Hold the cost of rounding and the layers' reports; None if no layer reported a value."""
 
     stored_bits: float | None
-    """Bits for each rounded weight, its share of scales and zero points included."""
+    """Bits per rounded weight, including its share of scales and zero points."""
     seconds: float
-    """Seconds that calibration and rounding took."""
+    """Seconds of calibration and rounding."""
     sqnr_least: float | None
-    """Signal to noise of the output of the worst layer, dB."""
+    """Signal-to-noise ratio of the worst layer's output, in dB."""
     kurtosis_mean: float | None
     """Kurtosis of a layer's input by channels, mean over layers; see `LayerReport.input_kurtosis_channels`."""
     mmr_mean: float | None
@@ -73,7 +73,7 @@ class Row:
     """Hold one line of rows.jsonl."""
 
     key: str
-    """Another model, recipe or text makes another; see `rows.row_key`."""
+    """Identifies model, recipe and text; see `rows.row_key`."""
     checkpoint: CheckpointFacts
     text: TextSettings
     recipe: str
@@ -84,15 +84,15 @@ class Row:
     damage: Damage
     rounding: Rounding
     noise_floor: float
-    """Nats per token that bf16 arithmetic changes; differences below say nothing."""
+    """Nats per token by which bf16 arithmetic changes the loss; smaller differences are not significant."""
 
     @property
     def scored(self) -> tuple[Any, ...]:
-        """Return what rows of one table have in common: the model, and the text."""
+        """Return what rows of one table share: the model and the text."""
         return self.checkpoint.model, self.checkpoint.average, *self.text.scoring
 
     def to_json(self) -> dict[str, Any]:
-        """Return an object of rows.jsonl, in which all values stand side by side; null for what is not finite."""
+        """Return an object of rows.jsonl, with all values at the top level and null for those that are not finite."""
         values: dict[str, Any] = finite(
             {
                 "key": self.key,
@@ -110,7 +110,7 @@ class Row:
 
     @classmethod
     def from_json(cls, item: Mapping[str, Any]) -> "Row":
-        """Return the row of an object of rows.jsonl; a loss that was not finite is nan.
+        """Restore a row from an object of rows.jsonl; losses that were not finite become nan.
 
         Raises:
             KeyError: the object lacks a key.

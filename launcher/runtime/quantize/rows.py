@@ -1,6 +1,6 @@
-"""Keep a row for each checkpoint and recipe in rows.jsonl, and what each layer reported in layers.jsonl.
+"""Keep a row per checkpoint and recipe in rows.jsonl, and the reports of layers in layers.jsonl.
 
-Rows that are there already are not measured again: the same command goes on where it stopped.
+Existing rows are not measured again, so repeating a command resumes it.
 """
 
 import hashlib
@@ -36,7 +36,7 @@ Batches = Callable[[], Iterable[Mapping[str, Any]]]
 
 @dataclass(frozen=True)
 class Text:
-    """Hold the text that models are scored and calibrated on."""
+    """Hold the text on which models are scored and calibrated."""
 
     source: SampleSource
     batches: Batches
@@ -44,13 +44,13 @@ class Text:
     calibration: Sequence[Tensor]
     """Token ids [B, T] of the training split."""
     settings: TextSettings
-    """Settings that a row's numbers depend on beside model and recipe."""
+    """Settings on which a row depends besides model and recipe."""
 
 
 def measure(
     key: str, model: LoadedModel, recipe: Recipe, text: Text, noise_floor: float
 ) -> tuple[Row, list[LayerReport]]:
-    """Return the row of one recipe, and its layers."""
+    """Measure one recipe, and return its row and the reports of its layers."""
     started = time.monotonic()
     quantized = replace(model, module=deepcopy(model.module))
     layers = quantize_model(quantized.module, recipe, text.calibration)
@@ -71,7 +71,7 @@ def measure(
 
 
 def bits_after(recipe: Recipe) -> PostBits:
-    """Return the bits of what a recipe rounds."""
+    """Return the bits that a recipe leaves after rounding."""
     weights, inputs, keys, values = recipe.weights, recipe.activations, recipe.keys, recipe.values
     return PostBits(
         post_bits=None if weights is None else weights.numbers.bits,
@@ -81,7 +81,7 @@ def bits_after(recipe: Recipe) -> PostBits:
 
 
 def summarize(layers: Sequence[LayerReport], seconds: float) -> Rounding:
-    """Return what all layers together report, of a rounding that took so many seconds."""
+    """Summarise the reports of all layers of a rounding that took `seconds` seconds."""
     weights = [math.prod(layer.shape) for layer in layers]
     stored = sum(layer.stored_bits * count for layer, count in zip(layers, weights, strict=True))
     kurtoses = [layer.input_kurtosis_channels for layer in layers if layer.input_kurtosis_channels is not None]
@@ -98,9 +98,10 @@ def summarize(layers: Sequence[LayerReport], seconds: float) -> Rounding:
 
 
 def noise_floor(model: LoadedModel, text: Text) -> float:
-    """Return by how many nats per token bf16 arithmetic may change a model's loss: differences below say nothing.
+    """Return by how many nats per token bf16 arithmetic may change a model's loss: less is not significant.
 
-    That is the further end of the 95 % interval of what it changes here, which may be near zero by chance.
+    It is the end farther from zero of the 95 % interval of the change here, since the change itself may be near zero by
+    chance.
     """
     rounded = replace(model, module=deepcopy(model.module).to(torch.bfloat16))
     found = damage(compare(model, rounded, text.batches()), text.source.held_out)
@@ -109,7 +110,7 @@ def noise_floor(model: LoadedModel, text: Text) -> float:
 
 
 def row_key(model: LoadedModel, recipe: Recipe, text: Text) -> str:
-    """Return the key of a row: another model, recipe or text makes another."""
+    """Return the key of a row, which identifies model, recipe and text."""
     what = {
         "model": str(model.source.resolve()),
         "weights": [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in weight_files(model.source)],
@@ -122,15 +123,15 @@ def row_key(model: LoadedModel, recipe: Recipe, text: Text) -> str:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the files of weights of a checkpoint or a Hugging Face folder; their times tell of a rewrite."""
+    """Return the weight files of a checkpoint or a Hugging Face folder, whose times reveal a rewrite."""
     return sorted(folder.rglob("*.safetensors"))
 
 
 def read_rows(folder: Path) -> list[Row]:
-    """Return the rows of a folder, and change nothing there.
+    """Return the rows of a folder without changing it.
 
     Raises:
-        ValueError: a line is no row; names the file and the line.
+        ValueError: a line is not a row; names the file and the line.
     """
     return [_row(f"{folder / ROWS}, line {number}", item) for number, item in _read(folder / ROWS)]
 
@@ -139,10 +140,10 @@ class RowFile:
     """Keep rows.jsonl and layers.jsonl of one folder."""
 
     def __init__(self, folder: Path) -> None:
-        """Read what is there; a line that a crash cut off is dropped.
+        """Read existing rows; a line that a crash cut off is dropped.
 
         Raises:
-            ValueError: a line is no row; names the file and the line. No file has changed then.
+            ValueError: a line is not a row; names the file and the line. No file has changed then.
         """
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
@@ -152,13 +153,13 @@ class RowFile:
         layers = [(number, layer) for number, layer in _read(folder / LAYERS) if layer["key"] in known]
         for name, items in ((ROWS, lines), (LAYERS, layers)):
             if (folder / name).is_file():
-                write_json_lines(folder / name, (item for _, item in items))  # keys that we do not know included
+                write_json_lines(folder / name, (item for _, item in items))  # including unknown keys
 
     def __contains__(self, key: str) -> bool:
         return any(row.key == key for row in self.rows)
 
     def add(self, row: Row, layers: Sequence[LayerReport]) -> None:
-        """Write a row; its layers first, so that a row is there only when all of it is."""
+        """Write a row after its layers, so that a row that exists is complete."""
         about = {"key": row.key, "model": row.checkpoint.model, "recipe": row.recipe}
         _append(self.folder / LAYERS, [finite({**about, **asdict(layer)}) for layer in layers])
         _append(self.folder / ROWS, [row.to_json()])
@@ -166,7 +167,7 @@ class RowFile:
 
 
 def _append(path: Path, items: Iterable[Mapping[str, Any]]) -> None:
-    """Add objects to a file in JSON Lines."""
+    """Append objects to a JSON Lines file."""
     with naming(path), path.open("a", encoding="utf-8") as file:
         file.writelines(json.dumps(item) + "\n" for item in items)
 
@@ -180,7 +181,7 @@ def _row(place: str, item: Mapping[str, Any]) -> Row:
 
 
 def _read(path: Path) -> list[tuple[int, dict[str, Any]]]:
-    """Return number and object of each line of a file in JSON Lines; nothing if there is no such file."""
+    """Return number and object of each line of a JSON Lines file; empty if there is no such file."""
     return list(read_json_lines(path)) if path.is_file() else []
 
 
@@ -190,14 +191,14 @@ def measure_missing(
     """Measure all recipes of one model that have no row yet.
 
     Args:
-        model: as it was trained.
-        wanted: recipes. One that the model has no room for is left out with a word.
+        model: the model as trained.
+        wanted: recipes; those that do not fit the model are skipped with a warning.
         text: what to score and calibrate on.
         rows: where rows go.
-        asked: names that must not be left out, since they were given one by one and not as part of a set.
+        asked: names that must not be skipped, since they were requested individually and not as part of a set.
 
     Raises:
-        ValueError: a recipe that was asked for does not fit; nothing has been measured then.
+        ValueError: a recipe requested individually does not fit; nothing has been measured.
     """
     missing = {row_key(model, recipe, text): recipe for recipe in wanted}
     missing = {key: recipe for key, recipe in missing.items() if key not in rows and _fits(model, recipe, text, asked)}
@@ -209,7 +210,7 @@ def measure_missing(
 
 
 def _fits(model: LoadedModel, recipe: Recipe, text: Text, asked: Sequence[str]) -> bool:
-    """Return whether a model can be quantized so; if not, say why."""
+    """Return whether a recipe fits a model; if not, log why."""
     try:
         check_recipe(model.module, recipe, len(text.calibration))
     except ValueError as error:

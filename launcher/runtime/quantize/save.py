@@ -1,6 +1,6 @@
 """Save a quantized model as a Hugging Face folder in the compressed-tensors format, for transformers and vLLM.
 
-The folder appears under its name only when transformers, reloading it, computes what was measured.
+The folder appears under its name only if transformers, after reloading it, computes what was measured.
 """
 
 import shutil
@@ -32,14 +32,14 @@ from plumbline.model.quantization.quantizer import Grid, Quantizer
 # codes may still round the other way. Integers with a scale for each token have other scales there: absmax / 127.5
 EXACT, SAME_SCALES, OTHER_SCALES = 1e-5, 1e-3, 0.05
 SERVED_BITS = (4, 8)
-"""Of packed weights, that vLLM's source (CompressedTensorsWNA16) takes."""
+"""Bits of packed weights that vLLM's source (CompressedTensorsWNA16) supports."""
 MEASURED = 1e-2
-"""Of the largest logit: what a weight or two that lie between two codes may change."""
+"""Allowed change relative to the largest logit if a few weights lie halfway between two codes."""
 
 
 @dataclass(frozen=True)
 class SaveReport:
-    """Say what was written and how it compares."""
+    """Describe what was written and how it compares."""
 
     folder: str
     recipe: str
@@ -50,7 +50,7 @@ class SaveReport:
     """max |logit difference| / max |logit| of the reloaded folder against the model that was measured, fp32, with
     inputs left as they are."""
     rounded_error: float
-    """The same error with the model as it is: inputs are rounded if the recipe rounds them."""
+    """The same error with inputs rounded, if the recipe rounds them."""
     file_bytes: int
     """Bytes of the weights in the folder."""
 
@@ -67,8 +67,8 @@ def save_quantized(model: LoadedModel, recipe: Recipe, samples: Sequence[Tensor]
     """Quantize and write to `output`.
 
     Args:
-        model: a run's or a Hugging Face folder's.
-        recipe: weights alone, or with inputs by the token, or with static ones.
+        model: a model of a run or a Hugging Face folder.
+        recipe: a recipe for weights only, or also for inputs with per-token or static scales.
         samples: calibration text, token ids [B, T].
         output: a folder that does not exist.
 
@@ -106,15 +106,15 @@ def save_quantized(model: LoadedModel, recipe: Recipe, samples: Sequence[Tensor]
         rounded, plain = _verify(staging, expected)
         _check_reloaded(plain, rounded, recipe, name, output)
         size = sum(file.stat().st_size for file in staging.glob("*.safetensors"))
-        _check_free(output)  # again: to quantize may have taken hours
+        _check_free(output)  # again, since quantizing may have taken hours
     return SaveReport(str(output), recipe.name, type(stock).__name__, name, plain, rounded, size)
 
 
 def _scheme(recipe: Recipe) -> tuple[Any, str]:
-    """Return the QuantizationScheme that says what the recipe does, and the name of the format that holds it.
+    """Return the QuantizationScheme of a recipe, and the name of its storage format.
 
     Raises:
-        ValueError: compressed-tensors cannot say it.
+        ValueError: compressed-tensors cannot express it.
     """
     try:
         from compressed_tensors.quantization import QuantizationScheme
@@ -184,10 +184,10 @@ def _arguments(quantizer: Quantizer, dynamic: bool = False) -> Any:
 
 
 def _as_stock(model: LoadedModel, folder: Path) -> Any:
-    """Return the model as a stock class of transformers, fp32, on the CPU; `folder` is there in the meantime.
+    """Return the model as a stock transformers class in fp32 on the CPU; `folder` is used as scratch space.
 
     Raises:
-        ValueError: none computes it, or the format cannot hold it.
+        ValueError: no class can express it, or the format cannot store it.
     """
     ours = isinstance(model.module, CausalLM)
     if export(model, folder, "auto").own_code if ours else isinstance(model.module, native_classes()[1]):
@@ -215,13 +215,13 @@ def _opened(folder: Path) -> Any:
 
 @torch.no_grad()
 def _logits(stock: Any) -> Tensor:
-    """Return the logits on the tokens that every check runs on."""
+    """Return the logits on the tokens of all checks."""
     logits: Tensor = stock(input_ids=check_tokens(stock.config)).logits
     return logits
 
 
 def _grids(stock: Any) -> dict[str, dict[str, Grid]]:
-    """Return for each rounded layer, by name, the weight's grid, and the input's where it is static."""
+    """Return, for each rounded layer by name, the weight's grid, and the input's if it is static."""
     found: dict[str, dict[str, Grid]] = {}
     for name, layer in stock.named_modules():
         if isinstance(layer, QuantizedLinear) and layer.grid is not None:
@@ -262,7 +262,7 @@ def _write(stock: Any, grids: Mapping[str, Mapping[str, Grid]], scheme: Any, nam
 
 
 def _hand_over(grid: Grid, layer: nn.Module, site: str) -> None:
-    """Fill in what compressed-tensors keeps; its codes begin at -2^(bits - 1), ours with a zero point at 0."""
+    """Fill in compressed-tensors' parameters; its codes begin at -2^(bits - 1), ours with a zero point at 0."""
     values = {"scale": grid.scale}
     if grid.zero is not None:
         values["zero_point"] = grid.zero - 2 ** (grid.format.bits - 1)
@@ -272,7 +272,7 @@ def _hand_over(grid: Grid, layer: nn.Module, site: str) -> None:
 
 
 def _both_logits(stock: Any, leave_inputs: Callable[[nn.Module], object]) -> tuple[Tensor, Tensor]:
-    """Return the logits as the model is, and those after `leave_inputs` took its rounding of inputs out."""
+    """Return the model's logits, and those after `leave_inputs` disabled its rounding of inputs."""
     rounded = _logits(stock)
     stock.apply(leave_inputs)
     return rounded, _logits(stock)
@@ -280,7 +280,7 @@ def _both_logits(stock: Any, leave_inputs: Callable[[nn.Module], object]) -> tup
 
 @torch.no_grad()
 def _compare_with_measured(module: CausalLM, recipe: Recipe, samples: Sequence[Tensor], expected: Tensor) -> None:
-    """Refuse a recipe that makes another model of the stock class than of the module that `measure` scores.
+    """Refuse a recipe that gives the stock class a different function from the module that `measure` scores.
 
     Stock classes have a run's factors folded into their weights, which a grid over several rows then rounds otherwise,
     and the weights of a run that rounds them in training rounded already.
@@ -325,7 +325,7 @@ def _verify(folder: Path, expected: tuple[Tensor, Tensor]) -> tuple[float, float
 
 
 def _check_reloaded(plain: float, rounded: float, recipe: Recipe, name: str, output: Path) -> None:
-    """Refuse a folder that computes something else, with inputs as they are or as the recipe has them.
+    """Refuse a folder that computes something else, with or without the recipe's rounding of inputs.
 
     Args:
         plain: error of the logits with inputs as they are, as a share of the largest.

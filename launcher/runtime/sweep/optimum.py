@@ -35,8 +35,7 @@ def optima(x: Array, losses: Array) -> tuple[Array, npt.NDArray[np.bool_]]:
 
 
 def losses_at(x: Array, losses: Array, places: Array) -> Array:
-    """Interpolate each curve of losses [curves, values] at its place, by a parabola through the three nearest
-    points."""
+    """Interpolate each curve of losses [curves, values] at its place, by a parabola through the 3 nearest points."""
     nearest = np.sort(np.argsort(np.abs(x[None] - places[:, None]), axis=1, kind="stable")[:, :3], axis=1)
     points, near = x[nearest], np.take_along_axis(losses, nearest, 1)  # (curves, 3)
     total = np.zeros(len(places))

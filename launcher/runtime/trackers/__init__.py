@@ -1,4 +1,4 @@
-"""Show the numbers of a run elsewhere: the kinds of trackers, by what `metrics.trackers` calls them."""
+"""Send the numbers of a run to trackers; the kinds are listed by their names in `metrics.trackers`."""
 
 from collections.abc import Iterable
 from importlib.util import find_spec
@@ -23,7 +23,7 @@ def check_trackers(names: Iterable[TrackerName]) -> None:
     """Refuse trackers that cannot work here, before anything is trained.
 
     Raises:
-        ValueError: names the packages that are missing and how to install them, or what else the user has to give.
+        ValueError: names missing packages and how to install them, or what else the user has to provide.
     """
     names = list(names)
     packages = [TRACKERS[name].package for name in names]

@@ -1,9 +1,9 @@
-"""Write curves for TensorBoard, of every attempt of a run a file that is read after those of the attempts before.
+"""Write curves for TensorBoard, with one file per attempt that sorts after those of earlier attempts.
 
-TensorBoard reads the files of a folder in the order of their names, and an attempt that starts at step s drops what was
-read of later steps before it. The names begin with the time; torch's SummaryWriter takes the clock's, and where an
-attempt runs on a host whose clock is behind, or after a clock was set back, its file comes first and the older one then
-stands for what was made anew. Here times never go back within a folder, whatever the clock says.
+TensorBoard reads the files of a folder in the order of their names, and an attempt that starts at step s discards later
+steps read before. Names begin with the time. torch's SummaryWriter uses the clock's, so with a clock that is behind or
+was set back, the new file comes first and the old one overrides the repeated steps. Here times never go back within a
+folder, whatever the clock says.
 """
 
 import mmap
@@ -27,7 +27,7 @@ BEFORE = LENGTH.size + CHECKSUM.size  # bytes of a record before its data, which
 
 
 class EventFile:
-    """Add curves to a folder, from the step on that an attempt starts at.
+    """Add curves to a folder, from the step at which an attempt starts.
 
     Args:
         folder: of the event files, those of earlier attempts included.
@@ -52,7 +52,7 @@ class EventFile:
         self._records.flush()
 
     def add_layout(self, layout: Mapping[str, Any]) -> None:
-        """Say which curves are drawn together: category -> chart -> kind and names, as SummaryWriter takes it."""
+        """Define which curves are drawn together: category -> chart -> kind and names, as for SummaryWriter."""
         self._add(summary=custom_scalars(layout))
 
     def close(self) -> None:
@@ -63,13 +63,13 @@ class EventFile:
         self._records.write(Event(wall_time=self._now(), **fields).SerializeToString())
 
     def _now(self) -> float:
-        """Return the time, or that of the event before where the clock is behind it."""
+        """Return the time, or that of the previous event if the clock is behind it."""
         self._time = max(self._time, time.time())
         return self._time
 
 
 def _number(file: Path) -> int:
-    """Return the number that an event file is sorted by."""
+    """Return the number by which an event file is sorted."""
     found = NUMBER.search(file.name)
     return 0 if found is None else int(found[1])
 
@@ -83,7 +83,7 @@ def _last_time(file: Path) -> float:
         while after + BEFORE <= len(data):
             (length,) = LENGTH.unpack_from(data, after)
             first, after = after + BEFORE, after + BEFORE + length + CHECKSUM.size
-            if not length or after > len(data):  # cut short by a kill, or never written
+            if not length or after > len(data):  # truncated by a kill, or never written
                 break
             place = slice(first, first + length)
         event, checksum = data[place], data[place.stop : place.stop + CHECKSUM.size]

@@ -1,4 +1,4 @@
-"""Hand the lines of a run's metrics.jsonl to trackers, behind training, and keep account of what each has got.
+"""Send the lines of a run's metrics.jsonl to trackers in the background, and record what each has received.
 
 metrics.jsonl is the truth and a tracker a copy of it. Of each tracker `trackers/NAME.json` in the run folder says by
 which id it knows the run, up to which step it has got everything, and whether it is `complete`, that is, has got all
@@ -24,24 +24,24 @@ from plumbline.launcher.runtime.trackers.kind import TrackedRun, Tracker
 
 Record = dict[str, Any]  # a line of metrics.jsonl
 WAITING = 10_000  # lines that a tracker may be behind
-INTERVAL = 5.0  # seconds between two accounts of one that is behind
+INTERVAL = 5.0  # seconds between two saved positions of a tracker that is behind
 PATIENCE = 60.0  # seconds that the end of a run waits for trackers
 
 
 @dataclass(frozen=True)
 class History:
-    """Say what metrics.jsonl held when training (re)started, and from which step."""
+    """Describe metrics.jsonl when training (re)started, and from which step."""
 
     kept: list[Record]
     dropped: list[Record]
-    """Lines of later steps, which are made again."""
+    """Lines of later steps, which are repeated."""
     step: int
     returns: list[int]
     """Steps that guards sent the run back to, in order, since it began."""
 
 
 class Position:
-    """Say what of a run a tracker has got: everything before a step, and some keys of that step.
+    """Record what a tracker has received: everything before a step, and some keys of that step.
 
     Args:
         step: that it has come to.
@@ -52,13 +52,13 @@ class Position:
         self.step, self.keys = step, set(keys)
 
     def lacks(self, record: Record) -> set[str]:
-        """Return the keys of a line that it has not got: of several lines of a step, `tokens` comes once."""
+        """Return the keys of a line that it lacks; of several lines of a step, `tokens` is sent once."""
         if record["step"] < self.step:
             return set()
         return set(record) - (self.keys if record["step"] == self.step else set())
 
     def take(self, record: Record) -> None:
-        """Count a line as got."""
+        """Mark a line as received."""
         if record["step"] > self.step:
             self.step, self.keys = record["step"], set()
         if record["step"] == self.step:
@@ -66,7 +66,7 @@ class Position:
 
 
 class Feed:
-    """Hand lines to one tracker from a thread, until it fails: neither its speed nor its errors are training's.
+    """Send lines to one tracker from a thread until it fails, so that its speed and errors do not affect training.
 
     Args:
         name: of the tracker.
@@ -88,7 +88,7 @@ class Feed:
         self._thread.start()
 
     def put(self, record: Record | None) -> None:
-        """Take a line to hand over; None comes after the last."""
+        """Queue a line to send; None marks the end."""
         try:
             if not self._over.is_set():
                 self._waiting.put_nowait(record)
@@ -96,7 +96,7 @@ class Feed:
             self._give_up(f"it is {WAITING} lines behind")
 
     def wait(self, until: float) -> None:
-        """Wait until all lines are handed over, or until a time of `time.monotonic`."""
+        """Wait until all lines are sent, or until a time of `time.monotonic`."""
         self._thread.join(max(0.0, until - time.monotonic()))
         if self._thread.is_alive():
             self._give_up(f"it has not taken everything {PATIENCE:g} seconds after the end")
@@ -122,7 +122,7 @@ class Feed:
             self._give_up(f"{type(error).__name__}: {error}")
 
     def _open(self) -> Tracker:
-        """Open the tracker, and find out what it lacks of the lines that are there."""
+        """Open the tracker, and send it the existing lines that it lacks."""
         history, void = self._history, self._history.step + 1
         missing = [record for record in history.kept if self._got.lacks(record)]
         if self._kind.rewinds and missing:  # of the first of them it may have a part
@@ -139,7 +139,7 @@ class Feed:
         return tracker
 
     def _hand(self, tracker: Tracker, record: Record) -> None:
-        """Hand over the numbers of a line that the tracker has not got."""
+        """Send the numbers of a line that the tracker lacks."""
         keys = self._got.lacks(record) - {"step"}
         values = {
             key if "/" in key else f"train/{key}": float(value)
@@ -151,7 +151,7 @@ class Feed:
         self._got.take(record)
 
     def _give_up(self, why: str) -> None:
-        """Hand over nothing more, and note where to go on."""
+        """Stop sending, and save where to continue."""
         if self._over.is_set():
             return
         self._over.set()
@@ -164,7 +164,7 @@ class Feed:
             self._is_failure_noted = True
 
     def _keep_account(self) -> None:
-        """Note how far it is, unless it has got everything, as it had when that was noted last."""
+        """Save its position, unless it is complete and was already saved as such."""
         self._noted = time.monotonic()
         is_complete = not self._missing and self._waiting.empty()
         if not (is_complete and self._was_complete):
@@ -172,7 +172,7 @@ class Feed:
             self._was_complete = is_complete
 
     def _read(self) -> None:
-        """Find out the id of the run, and what the tracker has got of what still counts."""
+        """Read the id of the run, and which lines that still count the tracker has received."""
         returns = self._history.returns
         self._interventions = len(returns)
         if not self._file.exists():
@@ -191,7 +191,7 @@ class Feed:
             self._got = self._position_at(back_to)
 
     def _position_at(self, step: int) -> Position:
-        """Return that it has everything up to a step, evaluations of that step included."""
+        """Return the position after all lines up to a step, including its evaluations."""
         lines = [*self._history.kept, *self._history.dropped]
         return Position(step, {key for record in lines if record["step"] == step for key in record})
 
@@ -202,7 +202,7 @@ class Feed:
 
 
 def finish(feeds: Iterable[Feed]) -> None:
-    """Hand over what waits, for a while."""
+    """Send what is queued, up to a time limit."""
     feeds = list(feeds)
     for feed in feeds:
         feed.put(None)

@@ -1,4 +1,4 @@
-"""Declare what a tracker is: a place outside of metrics.jsonl where people look at the numbers of many runs."""
+"""Define the interface of a tracker: a place besides metrics.jsonl to look at the numbers of many runs."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -9,11 +9,11 @@ from typing import Any, ClassVar
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """Say what a tracker learns of a run before its first number."""
+    """Hold what a tracker is told about a run before its first number."""
 
     folder: Path
     project: str
-    """What its runs are listed under."""
+    """Name under which its runs are listed."""
     config: Mapping[str, Any]
     """The configuration by section and key."""
     settings: Mapping[str, Any]
@@ -25,19 +25,19 @@ class Tracker(ABC):
 
     Args:
         run: what it is about.
-        run_id: that `self.run_id` was at the attempt before; None: the run is new here.
-        step: what the tracker has of this step and later ones is void, if it can forget at all (`rewinds`).
+        run_id: `self.run_id` of the previous attempt, or None if the run is new here.
+        step: what the tracker has of this and later steps is void, if it can discard data (`rewinds`).
     """
 
     package: ClassVar[str | None] = None
-    """The package that it needs, which an extra of the same name installs; None: none."""
+    """The package that it needs, installed by an extra of the same name, or None."""
     rewinds: ClassVar[bool] = False
     """Whether the steps that a resumed run makes again take the place of those before. Else they are not sent again."""
 
     run_id: str
-    """What the tracker knows the run by, in every attempt."""
+    """The tracker's id of the run, the same in every attempt."""
     where: str | None
-    """Where people find it, for the log; None: in the run folder, as everything else."""
+    """Where to find the run, for the log, or None if it is in the run folder."""
 
     @abstractmethod
     def __init__(self, run: TrackedRun, run_id: str | None, step: int) -> None: ...
@@ -56,4 +56,4 @@ class Tracker(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Send what is left, and say that this attempt is over."""
+        """Send what is left, and end this attempt."""

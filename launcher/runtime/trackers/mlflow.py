@@ -53,7 +53,7 @@ class MLflow(Tracker):
             self._client.log_batch(self.run_id, metrics=some)
 
     def close(self) -> None:
-        """Say that nobody works on the run."""
+        """Mark the run as no longer running."""
         self._client.set_terminated(self.run_id)
 
 
