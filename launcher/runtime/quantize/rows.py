@@ -192,7 +192,7 @@ def measure_missing(
 
     Args:
         model: the model as trained.
-        wanted: recipes; those that do not fit the model are skipped with a warning.
+        wanted: recipes; those that do not fit the model are skipped, with a line in the log.
         text: what to score and calibrate on.
         rows: where rows go.
         asked: names that must not be skipped, since they were requested individually and not as part of a set.
@@ -210,7 +210,7 @@ def measure_missing(
 
 
 def _fits(model: LoadedModel, recipe: Recipe, text: Text, asked: Sequence[str]) -> bool:
-    """Return whether a recipe fits a model; if not, log why."""
+    """Return whether a recipe fits a model; if not, log why, or raise ValueError if it is one of `asked`."""
     try:
         check_recipe(model.module, recipe, len(text.calibration))
     except ValueError as error:

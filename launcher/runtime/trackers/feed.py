@@ -122,7 +122,7 @@ class Feed:
             self._give_up(f"{type(error).__name__}: {error}")
 
     def _open(self) -> Tracker:
-        """Open the tracker, and send it the existing lines that it lacks."""
+        """Open the tracker, and queue the existing lines that it lacks."""
         history, void = self._history, self._history.step + 1
         missing = [record for record in history.kept if self._got.lacks(record)]
         if self._kind.rewinds and missing:  # of the first of them it may have a part
