@@ -18,6 +18,8 @@ from plumbline.data.workspace import move, sync
 from plumbline.launcher.runtime.system.log import LOG
 
 T = TypeVar("T")
+BLOCK = 2**20
+"""Bytes of a file that are copied at once."""
 
 
 def read_object(path: Path) -> dict[str, Any]:
@@ -48,10 +50,25 @@ def read_key(values: Mapping[str, Any], key: str, kind: type[T], path: Path | st
 
 def write_whole(path: Path, content: str | bytes) -> None:
     """Write a file that is there whole or not at all, whoever is killed meanwhile. Text is written as UTF-8."""
+    with _in_place_of(path) as staging:
+        staging.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+def write_start_anew(path: Path, size: int, ending: bytes) -> None:
+    """Put a new file in the place of one, with its first `size` bytes and an ending: whole or not at all, too."""
+    with _in_place_of(path) as staging, path.open("rb") as old, staging.open("wb") as new:
+        while block := old.read(min(BLOCK, size)):
+            size -= new.write(block)
+        new.write(ending)
+
+
+@contextmanager
+def _in_place_of(path: Path) -> Iterator[Path]:
+    """Let a file be written under a hidden name, and give it its own once it is on the disk."""
     staging = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.staging")  # several may write the file at once
     try:
         with naming(path):
-            staging.write_bytes(content.encode() if isinstance(content, str) else content)
+            yield staging
             sync(staging)
             move(staging, path)
     except OSError as error:
@@ -110,20 +127,28 @@ def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     Raises:
         DamagedFileError: any other line is not a JSON object; names the file and the line.
     """
-    lines = path.read_bytes().split(b"\n")
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            item = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            if number == len(lines):
-                return
-            reason = f"{path}, line {number}: not JSON ({in_words(error)}); correct or remove the line"
-            raise DamagedFileError(reason) from error
-        if not isinstance(item, dict):
-            raise DamagedFileError(f"{path}, line {number}: a {type(item).__name__}, not an object with keys")
-        yield number, item
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            item = parse_line(line, f"{path}, line {number}", line.endswith(b"\n")) if line.strip() else None
+            if item is not None:
+                yield number, item
+
+
+def parse_line(line: bytes, place: str, has_end: bool) -> dict[str, Any] | None:
+    """Return the object of a line; None where it is no JSON and has no end: the last one, which is being written.
+
+    Raises:
+        DamagedFileError: it is anything else; names the place.
+    """
+    try:
+        item = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        if not has_end:
+            return None
+        raise DamagedFileError(f"{place}: not JSON ({in_words(error)}); correct or remove the line") from error
+    if not isinstance(item, dict):
+        raise DamagedFileError(f"{place}: a {type(item).__name__}, not an object with keys")
+    return item
 
 
 def finite(value: Any) -> Any:
