@@ -6,7 +6,9 @@ import platform
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
+from itertools import chain, islice
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -14,12 +16,14 @@ from typing import Any
 import psutil
 import torch
 
+from plumbline.data.damage import DamagedFileError
 from plumbline.launcher.runtime.run.interventions import read_interventions
 from plumbline.launcher.runtime.run.lines import Lines
 from plumbline.launcher.runtime.run.progress import StepProgress
-from plumbline.launcher.runtime.system.files import read_json_lines, read_key, write_json_lines
+from plumbline.launcher.runtime.system.files import read_json_lines, read_key, write_start_anew
 from plumbline.launcher.runtime.system.installation import ROOT, is_checkout
 from plumbline.launcher.runtime.system.log import LOG
+from plumbline.launcher.runtime.system.tail import Line, lines_from_end, lines_since
 from plumbline.launcher.runtime.system.world import World
 from plumbline.launcher.runtime.trackers.feed import Feed, History, finish
 
@@ -58,9 +62,7 @@ class MetricsLog:
         """
         self.path = folder / "metrics.jsonl"
         history = _truncate(self.path, step, evaluates)
-        last = history.kept[-1]["step"] if history.kept else None
-        if last is not None and step - last >= max(interval, _interval_before(history.kept)):
-            LOG.warning(f"{self.path} has no line of steps {last + 1} to {step}: they were lost with their process")
+        _tell_of_lost_lines(self.path, step, interval)
         self._lines = Lines(self.path)
         self._feeds = feeds(history)
         self._progress = StepProgress(step, total_steps, work_before)
@@ -85,26 +87,46 @@ class MetricsLog:
 def _truncate(path: Path, step: int, evaluates: bool) -> History:
     """Keep what belongs to a run that stands at `step`: its steps up to there, and evaluations before there.
 
-    Returns what is kept and what is not, in order.
+    Returns what is kept and what is not.
 
     The evaluation at `step` itself comes after the checkpoint of `step`, and is dropped if it is made again: that of a
     last step is not, once the run is longer. A step writes its losses and, in a line of their own, its diagnostics.
     """
-    kept: list[dict[str, Any]] = []
+    path.touch()
+    before, lines = lines_since(path, step, partial(_step_of, path))
+    kept: list[bytes] = []
     dropped: list[dict[str, Any]] = []
-    if path.exists():
-        for its, record in read_metrics(path):
-            of_a_step = any(not key.startswith("eval/") for key in record.keys() - {"step", "tokens"})
-            stays = its < step or (its == step and (of_a_step or not evaluates))
-            (kept if stays else dropped).append(record)
-        write_json_lines(path, kept)
-    return History(kept, dropped, step, [made.back_to for made in read_interventions(path.parent)])
+    for _, text, record in lines:
+        its = record["step"]
+        of_a_step = any(not key.startswith("eval/") for key in record.keys() - {"step", "tokens"})
+        stays = its < step or (its == step and (of_a_step or not evaluates))
+        if stays:
+            kept.append(text + b"\n")
+        else:
+            dropped.append(record)
+    # A new file, for an earlier attempt that is not dead may still write to this one
+    write_start_anew(path, before, b"".join(kept))
+    returns = [made.back_to for made in read_interventions(path.parent)]
+    return History(partial(_kept_since, path, path.stat().st_size), dropped, step, returns)
 
 
-def _interval_before(records: Sequence[dict[str, Any]]) -> int:
-    """Return how many steps lie between the last two lines of losses, which an earlier start may have set apart."""
-    steps = [0, *(record["step"] for record in records if "loss" in record)]
-    return int(steps[-1] - steps[-2]) if len(steps) > 1 else 0
+def _kept_since(path: Path, size: int, step: int) -> list[dict[str, Any]]:
+    """Return the lines of a step and of later ones in the first `size` bytes, behind which this process writes."""
+    _, lines = lines_since(path, step, partial(_step_of, path), size)
+    return [line.item for line in lines if line.item["step"] >= step]
+
+
+def _tell_of_lost_lines(path: Path, step: int, interval: int) -> None:
+    """Warn where steps before `step` have no line, by an interval that an earlier start may have set otherwise."""
+    records = (line.item for line in lines_from_end(path))
+    newest = next(records, {"step": step})
+    last = newest["step"]
+    if step - last < interval:
+        return
+    steps = (record["step"] for record in chain([newest], records) if "loss" in record)
+    later, earlier = [*islice(steps, 2), 0, 0][:2]
+    if step - last >= later - earlier:
+        LOG.warning(f"{path} has no line of steps {last + 1} to {step}: they were lost with their process")
 
 
 def read_metrics(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -115,10 +137,23 @@ def read_metrics(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         OSError: the file cannot be read.
     """
     for number, record in read_json_lines(path):
-        place = f"{path}, line {number}"
-        for key in (key for key in REPORTED if key in record):
-            read_key(record, key, Real, place)  # type: ignore[type-abstract]
-        yield read_key(record, "step", int, place), record
+        yield _checked_step(record, f"{path}, line {number}"), record
+
+
+def _step_of(path: Path, line: Line) -> int:
+    """Return the step of a line of metrics.jsonl that was read from the end; raise as `read_metrics` does."""
+    try:
+        return _checked_step(line.item, str(path))
+    except DamagedFileError:
+        for _ in read_metrics(path):  # whoever is to mend it wants the number of the line
+            pass
+        raise
+
+
+def _checked_step(record: dict[str, Any], place: str) -> int:
+    for key in (key for key in REPORTED if key in record):
+        read_key(record, key, Real, place)  # type: ignore[type-abstract]
+    return read_key(record, "step", int, place)
 
 
 def environment(world: World) -> dict[str, Any]:

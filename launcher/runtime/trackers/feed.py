@@ -13,7 +13,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -32,7 +32,8 @@ PATIENCE = 60.0  # seconds that the end of a run waits for trackers
 class History:
     """Describe metrics.jsonl when training (re)started, and from which step."""
 
-    kept: list[Record]
+    kept_since: Callable[[int], Iterable[Record]]
+    """Returns what it holds of a step and later ones, in order."""
     dropped: list[Record]
     """Lines of later steps, which are repeated."""
     step: int
@@ -124,11 +125,11 @@ class Feed:
     def _open(self) -> Tracker:
         """Open the tracker, and queue the existing lines that it lacks."""
         history, void = self._history, self._history.step + 1
-        missing = [record for record in history.kept if self._got.lacks(record)]
+        missing = [record for record in history.kept_since(self._got.step) if self._got.lacks(record)]
         if self._kind.rewinds and missing:  # of the first of them it may have a part
             void = missing[0]["step"]
             self._got = Position(void)
-            missing = [record for record in history.kept if record["step"] >= void]
+            missing = [*history.kept_since(void)]
         tracker = self._kind(self._run, self._run_id, void)
         if self._kind.rewinds and not missing and self._got.step >= void:
             self._got = self._position_at(history.step)
@@ -180,20 +181,24 @@ class Feed:
         try:
             state = json.loads(self._file.read_text(encoding="utf-8"))
             self._run_id, self._got = state["run_id"], Position(state["step"], state["keys"])
-            lines = [*self._history.kept, *self._history.dropped] if state["complete"] else []
+            is_complete = bool(state["complete"])
         except (ValueError, KeyError, TypeError) as error:
             LOG.warning(f"{self._file} is damaged ({error!r}): {self._name} begins a new run, with all numbers")
             return
-        for record in lines:
-            self._got.take(record)
+        if is_complete:
+            for record in self._lines_since(self._got.step):
+                self._got.take(record)
         back_to = min(returns[state.get("interventions", 0) :], default=self._got.step)
         if back_to < self._got.step:
             self._got = self._position_at(back_to)
 
     def _position_at(self, step: int) -> Position:
-        """Return the position after all lines up to a step, including its evaluations."""
-        lines = [*self._history.kept, *self._history.dropped]
-        return Position(step, {key for record in lines if record["step"] == step for key in record})
+        """Return that it has everything up to a step, evaluations of that step included."""
+        return Position(step, {key for record in self._lines_since(step) if record["step"] == step for key in record})
+
+    def _lines_since(self, step: int) -> list[Record]:
+        """Return what metrics.jsonl held of a step and later ones before lines were dropped."""
+        return [*self._history.kept_since(step), *self._history.dropped]
 
     def _write(self, is_complete: bool) -> None:
         self._file.parent.mkdir(parents=True, exist_ok=True)

@@ -11,6 +11,7 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.custom_scalar import layout_pb2
 
+from plumbline.data.damage import DamagedFileError
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.run.metrics import MetricsLog, environment
 from plumbline.launcher.runtime.system.cli import duration
@@ -101,6 +102,44 @@ def test_lines_that_were_set_further_apart_are_not_missed(tmp_path: Path, capsys
     assert "lost" not in capsys.readouterr().err
     MetricsLog(tmp_path, 30, 100, interval=1).close()
     assert "has no line of steps 21 to 30" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("reads", [True, False])
+def test_a_start_reads_what_it_drops_and_one_line_before(tmp_path: Path, reads: bool) -> None:
+    """A long run goes on without reading all that it wrote; what it does read must be whole, and is named if not."""
+    write(tmp_path, *FOUR)
+    file = tmp_path / "metrics.jsonl"
+    lines = file.read_text().splitlines()
+    lines[2 if reads else 1] = "damaged"
+    file.write_text("".join(f"{line}\n" for line in lines))
+    if reads:
+        with pytest.raises(DamagedFileError, match=r"metrics\.jsonl, line 3: not JSON"):
+            write(tmp_path, step=3)
+    else:
+        write(tmp_path, step=3)
+        assert file.read_text().splitlines() == lines[:4]
+
+
+def test_a_later_step_that_somebody_put_among_earlier_ones_goes(tmp_path: Path) -> None:
+    write(tmp_path, step_line(1), step_line(9), step_line(2), step_line(3))
+    write(tmp_path, step=2)
+    assert read(tmp_path) == [step_line(1), step_line(2)]
+
+
+@pytest.mark.parametrize("damaged", [{"step": 3, "loss": "low"}, {"loss": 1.0}])
+def test_a_value_of_another_kind_is_named_with_its_line(tmp_path: Path, damaged: dict[str, Any]) -> None:
+    write(tmp_path, step_line(1), damaged)
+    with pytest.raises(DamagedFileError, match=r"metrics\.jsonl, line 2: (loss|step) = "):
+        MetricsLog(tmp_path, 3, 100)
+
+
+def test_what_an_earlier_attempt_still_writes_to_is_another_file(tmp_path: Path) -> None:
+    """Even where nothing is dropped."""
+    write(tmp_path, step_line(1))
+    with (tmp_path / "metrics.jsonl").open("a") as earlier:
+        MetricsLog(tmp_path, 1, 100).close()
+        earlier.write("a line of an attempt that is not dead")
+    assert read(tmp_path) == [step_line(1)]
 
 
 def test_every_line_is_on_disk_when_write_returns(tmp_path: Path) -> None:
