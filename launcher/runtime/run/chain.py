@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from plumbline.launcher.runtime.run.lines import Lines
-from plumbline.launcher.runtime.system.files import read_json_lines, write_whole
+from plumbline.launcher.runtime.system.files import read_json_lines, write_start_anew
 from plumbline.launcher.runtime.system.log import LOG
+from plumbline.launcher.runtime.system.tail import Line, lines_from_end, lines_since, texts_from_end
 
 CHAIN = "chain.jsonl"
 BEGIN = "0" * 64
@@ -142,11 +143,20 @@ def read_chain(path: Path) -> Read:
 
 def noted_checkpoint(run: Path) -> int | None:
     """Return the step of the last checkpoint that a run's chain tells of; None: of none that can be read."""
-    noted = None
-    with suppress(ValueError, OSError):
-        for _, entry in read_json_lines(run / CHAIN):
-            noted = entry.get("checkpoint", noted)
-    return noted
+    with suppress(OSError):
+        for _, text in texts_from_end(run / CHAIN):
+            if (noted := _checkpoint_in(text)) is not None:
+                return noted
+    return None
+
+
+def _checkpoint_in(text: bytes) -> int | None:
+    """Return the step of the checkpoint that a line tells of; None: it is of a step, or cannot be read."""
+    with suppress(ValueError, RecursionError):
+        entry = json.loads(text) if b'"checkpoint"' in text else {}  # most are of a step, and there may be millions
+        at = entry.get("checkpoint") if isinstance(entry, dict) else None
+        return at if type(at) is int else None
+    return None
 
 
 class ChainFile:
@@ -165,27 +175,25 @@ class ChainFile:
         self._lines = Lines(self.path)
 
     def _keep(self, step: int) -> None:
-        """Keep what belongs to a run that stands at `step`.
+        """Keep what belongs to a run that stands at `step`, and find where the chain goes on.
 
         The line of a checkpoint stands behind that of the step at which training saved the next one, so those of
         earlier checkpoints stay and that of the checkpoint of `step` itself comes again.
         """
-        found, last = Read(), 0
-        kept: list[int] = []
-        for number, entry in read_json_lines(self.path):
-            if _is_before(entry, step):
-                kept.append(number)
-                self._head, last = entry["hash"], max(last, entry.get("step", 0))
-                self._noted = max(self._noted, entry.get("checkpoint", 0))
-            found.add(number, entry)
-        if found.problems:
-            told = found.problems[0][1]
-            LOG.warning(f"{self.path}: this chain was damaged or tampered with: {told}; training goes on")
+        before, lines = lines_since(self.path, step, _step_in)
+        kept = [line.text + b"\n" for line in lines if _is_before(line.item, step)]
+        # A new file, for an earlier attempt that is not dead may still write to this one
+        write_start_anew(self.path, before, b"".join(kept))
+        last = 0
+        for line in lines_from_end(self.path):
+            if self._head == BEGIN:
+                self._head = str(line.item.get("hash", BEGIN))
+            if (its := _step_in(line)) is not None:
+                last = its
+                break
+        self._noted = noted_checkpoint(self.path.parent) or 0
         if last < step:
             LOG.warning(f"{self.path} has no line of steps {last + 1} to {step}: they were lost with their process")
-        lines = self.path.read_bytes().split(b"\n")
-        # A new file, for an earlier attempt that is not dead may still write to this one
-        write_whole(self.path, b"".join(lines[number - 1] + b"\n" for number in kept))
 
     def add_step(self, step: Step) -> None:
         """Write the line of a step."""
@@ -211,6 +219,11 @@ def _is_before(entry: Mapping[str, Any], step: int) -> bool:
     """Return whether a line belongs to a run that stands at `step`."""
     at = _position(entry)
     return "hash" in entry and at is not None and at < step + ("step" in entry)
+
+
+def _step_in(line: Line) -> int | None:
+    its = line.item.get("step")
+    return its if type(its) is int else None
 
 
 def _position(entry: Mapping[str, Any]) -> int | None:
