@@ -12,7 +12,7 @@ the checkpoint's manifest.json, which has the checksum of each of its files.
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -181,7 +181,7 @@ class ChainFile:
         earlier checkpoints stay and that of the checkpoint of `step` itself comes again.
         """
         before, lines = lines_since(self.path, step, _step_in)
-        kept = [line.text + b"\n" for line in lines if _is_before(line.item, step)]
+        kept = [line.text + b"\n" for line in _belonging(lines, step)]
         # A new file, for an earlier attempt that is not dead may still write to this one
         write_start_anew(self.path, before, b"".join(kept))
         last = 0
@@ -213,6 +213,19 @@ class ChainFile:
     def close(self) -> None:
         """Write what waits for room on the disk, and close the file."""
         self._lines.close()
+
+
+def _belonging(lines: Iterable[Line], step: int) -> Iterator[Line]:
+    """Yield the lines that belong to a run that stands at `step`.
+
+    That of an earlier checkpoint may stand behind a later step, if training goes on from a checkpoint on the nodes. It
+    is bound to that step, and comes again.
+    """
+    at = 0
+    for line in lines:
+        at = line.item["step"] if _step_in(line) is not None else at
+        if at <= step and _is_before(line.item, step):
+            yield line
 
 
 def _is_before(entry: Mapping[str, Any], step: int) -> bool:

@@ -147,6 +147,18 @@ def test_a_run_that_goes_on_writes_the_same_chain(written: Path, step: int) -> N
     assert (written / CHAIN).read_bytes() == before
 
 
+def test_a_checkpoint_that_was_noted_behind_a_later_step_comes_again(written: Path) -> None:
+    """As where training goes on from a checkpoint on the nodes, between two of the run folder."""
+    before = lines_of(written)
+    assert [line.get("step") for line in before[5:9]] == [6, None, 7, 8], "that of step 3 stands behind step 6"
+    file = ChainFile(written, 5)
+    assert lines_of(written) == before[:5]
+    file.add_step(Step(6, f"{6:064x}", 0.5, 0.1 * 6))
+    file.add_checkpoint(3, written / "3.json")
+    file.close()
+    assert lines_of(written) == before[:7]
+
+
 def test_a_checkpoint_that_was_noted_at_a_stop_comes_again(tmp_path: Path) -> None:
     """It may be saved anew meanwhile, and what training writes now is what counts."""
     file = write(tmp_path, 0, 6)
