@@ -136,6 +136,33 @@ def test_the_next_attempt_of_a_job_does_without_the_node_of_a_frozen_rank(
     assert accused(tmp_path / "slurm", ["n1", "n2"]) == said
 
 
+@pytest.mark.parametrize("rank", [0, 5])
+def test_the_lowest_rank_that_wrote_reads_what_all_wrote_and_the_others_nothing(
+    tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], rank: int
+) -> None:
+    """A disk that hangs is not asked for the files of all ranks by all of them; one of an earlier start counts not."""
+    folder, size, read = tmp_path / "stacks", 8, []
+
+    def meet(_mine: object, _world: object) -> list[str]:
+        folder.mkdir(exist_ok=True)
+        for other in range(size + 1):
+            file = folder / f"rank_{other:05d}.txt"
+            file.write_text(wrote(other, "torch/distributed/"))
+            os.utime(file, (time.time() + 60,) * 2)
+        return ["n1"] * size
+
+    def read_text(path: Path, **_: object) -> str:
+        read.append(path.name)
+        return path.read_bytes().decode()
+
+    monkeypatch.setattr(watchdog, "GRACE", 0.0)
+    monkeypatch.setattr(watchdog, "gather_objects", meet)
+    monkeypatch.setattr(Path, "read_text", read_text)
+    watch_until_it_ends(folder, replace(world, rank=rank, size=size))
+    assert len([name for name in read if name.startswith("rank_")]) == (0 if rank else size)
+    assert ("nothing moved for" in capsys.readouterr().err) == (rank == 0)
+
+
 def watch_until_it_ends(folder: Path, world: World) -> None:
     """Watch a rank that does not move, once it has met the others, until its watchdog ends it."""
     ended = threading.Event()

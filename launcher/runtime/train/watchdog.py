@@ -122,25 +122,27 @@ class Watchdog:
         mine = _file(self._folder, self._world.rank)
         mine.write_text(f"rank {self._world.rank} on {node_name()}, {self._doing}\n\n{stacks()}", encoding="utf-8")
         time.sleep(GRACE)
-        written = {rank: _file(self._folder, rank) for rank in range(self._world.size)}
         # What is older is of an earlier attempt, one that did not come as far as `ranks_have_met` either
         oldest = mine.stat().st_mtime - seconds
-        texts = {
-            rank: file.read_text(encoding="utf-8")
-            for rank, file in written.items()
-            if file.exists() and file.stat().st_mtime > oldest
-        }
-        if self._world.rank == min(texts):
-            waits = (*COLLECTIVE, *(FOR_THE_DEVICE if self._world.device.type == "cuda" else ()))
-            why = "; ".join(suspects(texts, self._nodes, waits)) or "no rank stands apart from the others"
-            LOG.error(
-                f"nothing moved for {self._minutes:g} minutes while {self._doing} (train.hang_minutes): {why}; "
-                f"stacks in {self._folder}"
-            )
-            silent = [node for rank, node in enumerate(self._nodes) if node and rank not in texts]
-            # Of more it may be this rank that stands still, alone, while others bear with it
-            if own_job() is not None and 2 * len(silent) < self._world.size:
-                accuse(self._folder.parent / "slurm", sorted({*silent}), FROZEN)
+        ranks = {_file(self._folder, rank): rank for rank in range(self._world.size)}
+        there = (file for file in sorted(self._folder.iterdir()) if file in ranks)
+        fresh = (file for file in there if file.stat().st_mtime > oldest)
+        first = next(fresh)
+        if first == mine:  # the lowest rank speaks for all: each of hundreds would ask the disk for all files of all
+            self._tell_of_all({ranks[file]: file.read_text(encoding="utf-8") for file in (first, *fresh)})
+
+    def _tell_of_all(self, texts: Mapping[int, str]) -> None:
+        """Say who holds the ranks up, by what each of them wrote, and accuse the nodes of those that wrote nothing."""
+        waits = (*COLLECTIVE, *(FOR_THE_DEVICE if self._world.device.type == "cuda" else ()))
+        why = "; ".join(suspects(texts, self._nodes, waits)) or "no rank stands apart from the others"
+        LOG.error(
+            f"nothing moved for {self._minutes:g} minutes while {self._doing} (train.hang_minutes): {why}; "
+            f"stacks in {self._folder}"
+        )
+        silent = [node for rank, node in enumerate(self._nodes) if node and rank not in texts]
+        # Of more it may be this rank that stands still, alone, while others bear with it
+        if own_job() is not None and 2 * len(silent) < self._world.size:
+            accuse(self._folder.parent / "slurm", sorted({*silent}), FROZEN)
 
     def _write_trace(self) -> None:
         """Write the last collectives of this rank, which asks a device that may be broken."""
