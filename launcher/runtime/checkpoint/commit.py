@@ -59,7 +59,7 @@ def commit(
     def publish_all() -> None:
         files = {name: facts for share in written for name, facts in share.items()}
         publish(staging, snapshot.facts, files)
-        prune(root, step, keep)
+        prune(root, step, keep, pace.beat)
 
     def agree(action: Callable[[], Result]) -> list[Result]:
         return write_on_all_ranks(action, root, [f"rank {rank}" for rank in range(world.size)], world, group, pace)

@@ -109,7 +109,7 @@ class LocalCheckpoints:
         except CheckpointError:
             shutil.rmtree(staging, ignore_errors=True)
             raise
-        prune(self.folder, step, KEEP)  # only now that all ranks have the new one
+        prune(self.folder, step, KEEP, pace.beat)  # only now that all ranks have the new one
         return final
 
     def candidates(self) -> list[Path]:

@@ -42,6 +42,9 @@ REPLACED = ".replaced"
 SYNC_BYTES = 2**30
 """Bytes of a file after which those written so far are brought to the disk, so that a slow one is known to move."""
 
+DAMAGED: dict[tuple[Path, int], bool] = {}
+"""Later checkpoints that this process has read to the last byte, by when their manifest was written -> the verdict."""
+
 
 def staging_folder(root: Path, step: int) -> Path:
     """Return a new name for the folder in which the checkpoint after `step` steps is written; one rank chooses it.
@@ -166,7 +169,7 @@ def _point_to(newest: Path) -> None:
         LOG.warning(f"{newest.parent / POINTER} does not name {newest.name} ({error}); the next save tries again")
 
 
-def prune(root: Path, step: int, keep: CheckpointConfig) -> None:
+def prune(root: Path, step: int, keep: CheckpointConfig, heartbeat: Callable[[], object] = lambda: None) -> None:
     """Delete what need not be kept beside the checkpoint of `step`, which has just been published.
 
     Of the checkpoints up to `step`, the newest keep_last and the multiples of keep_every stay. Later ones that are
@@ -175,13 +178,19 @@ def prune(root: Path, step: int, keep: CheckpointConfig) -> None:
 
     One that cannot be deleted (on NFS, a file of it is held open) is tried again after the next save: the new
     checkpoint is whole all the same.
+
+    Args:
+        root: the folder of the checkpoints.
+        step: of the one that was published.
+        keep: which of them stay.
+        heartbeat: is told of each part of a later one that was read.
     """
     later = [folder for folder in checkpoints(root) if step_of(folder) > step]
     older = [folder for folder in checkpoints(root) if step_of(folder) <= step][keep.keep_last :]
     unwanted = [folder for folder in older if keep.keep_every is None or step_of(folder) % keep.keep_every]
     for folder in [*later, *unwanted]:
         try:
-            if folder in unwanted or _is_damaged(folder):
+            if folder in unwanted or _is_damaged(folder, heartbeat):
                 _remove(folder)
         except (OSError, UnreadError) as error:
             LOG.warning(f"{folder} cannot be deleted ({error}); the next save tries again")
@@ -202,9 +211,15 @@ def remove_after(root: Path, step: int) -> None:
         (root / POINTER).unlink(missing_ok=True)
 
 
-def _is_damaged(folder: Path) -> bool:
+def _is_damaged(folder: Path, heartbeat: Callable[[], object]) -> bool:
+    """Return whether a checkpoint is damaged. Sizes are compared first; it is read to the last byte at most once."""
     try:
-        return bool(problems(folder, contents=True))
+        if problems(folder, first_alone=True):
+            return True
+        key = folder, (folder / MANIFEST).stat().st_mtime_ns
+        if key not in DAMAGED:
+            DAMAGED[key] = bool(problems(folder, contents=True, heartbeat=heartbeat, first_alone=True))
+        return DAMAGED[key]
     except FormatError:
         return False
 

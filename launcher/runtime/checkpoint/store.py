@@ -15,6 +15,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -170,6 +171,7 @@ def problems(
     only: Callable[[str], bool] = lambda _name: True,
     share: slice = slice(None),
     heartbeat: Callable[[], object] = lambda: None,
+    first_alone: bool = False,
 ) -> list[str]:
     """Return what is wrong with a checkpoint: files that are missing or damaged, or its manifest.
 
@@ -180,6 +182,7 @@ def problems(
         only: which files to look at, by name.
         share: which of these, in the order of their names, so that ranks can divide the work.
         heartbeat: is told of each part of a file that was read.
+        first_alone: look no further than the first problem.
 
     Raises:
         FormatError: it is whole, and of another version.
@@ -195,11 +198,12 @@ def problems(
     if _has_step(folder) and manifest["step"] != step_of(folder):
         return [f"{MANIFEST} is of step {manifest['step']}"]
     files = manifest["files"]
-    return [
+    found = (
         problem
         for name in sorted(filter(only, files))[share]
         if (problem := _problem(folder, name, files[name], contents or name == CONFIG, heartbeat))
-    ]
+    )
+    return list(islice(found, 1 if first_alone else None))
 
 
 def _problem(

@@ -2,6 +2,7 @@
 
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +122,54 @@ def test_a_later_checkpoint_that_cannot_be_read_fails_no_save(
         publishing.prune(tmp_path, 2, KEEP)
     assert re.search("step_00000009 cannot be deleted (.*no answer)", capsys.readouterr().err)
     assert len(store.checkpoints(tmp_path)) == 2
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the names of files whose checksums are compared, which grows."""
+    names: list[str] = []
+    checksum = store._checksum
+
+    def counted(path: Path, heartbeat: Callable[[], object]) -> str:
+        names.append(path.name)
+        return checksum(path, heartbeat)
+
+    monkeypatch.setattr(store, "_checksum", counted)
+    return names
+
+
+def test_a_later_checkpoint_that_is_whole_is_read_once(tmp_path: Path, read: list[str]) -> None:
+    """It may be of hundreds of gigabytes, and each save waits; who watches hears that it goes on."""
+    publish(tmp_path, 9)
+    beats: list[None] = []
+    for step in (1, 2, 3):
+        publish(tmp_path, step)
+        publishing.prune(tmp_path, step, KEEP, lambda: beats.append(None))
+    assert read.count("x") == 1
+    assert len(beats) == 2
+    publish(tmp_path, 9)
+    (tmp_path / "step_00000009" / "state" / "x").write_text("stole")
+    publishing.prune(tmp_path, 3, KEEP)
+    assert read.count("x") == 2, "it is another one"
+    assert [folder.name for folder in store.checkpoints(tmp_path)] == ["step_00000003", "step_00000002"]
+
+
+@pytest.mark.parametrize(
+    ("damaged", "files"), [({"b": "stat"}, []), ({"a": "stole", "b": "stole"}, ["a"])], ids=["size", "content"]
+)
+def test_a_damaged_checkpoint_is_read_up_to_its_first_problem(
+    tmp_path: Path, read: list[str], damaged: dict[str, str], files: list[str]
+) -> None:
+    """What is missing or cut is seen without reading anything."""
+    staging = publishing.staging_folder(tmp_path, 9)
+    publishing.make_room(staging)
+    content = {store.CONFIG: "{}", "state/a": "state", "state/b": "state"}
+    publishing.publish(staging, {"step": 9}, publishing.write_files(content, staging))
+    for name, text in damaged.items():
+        (tmp_path / "step_00000009" / "state" / name).write_text(text)
+    publishing.prune(tmp_path, 3, KEEP)
+    assert [name for name in read if name != store.CONFIG] == files
+    assert store.checkpoints(tmp_path) == []
 
 
 def test_a_run_that_goes_back_to_before_all_of_them_has_no_pointer_either(tmp_path: Path) -> None:
