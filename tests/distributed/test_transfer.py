@@ -20,6 +20,7 @@ from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.guards import TransferConfig
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.engine.plain import PlainEngine
+from plumbline.launcher.runtime.train.guards import transfer
 from plumbline.launcher.runtime.train.guards.transfer import Transfer, read_base
 
 if TYPE_CHECKING:
@@ -147,6 +148,15 @@ def test_a_role_that_leaves_its_band_is_told_once(
     assert capsys.readouterr().err == "", "the log was told before the run was resumed"
 
 
+def test_another_rank_is_told_what_the_main_one_read(
+    tiny_config: Path, world: World, inputs: Inputs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transfer, "from_main", lambda _read, _world: {1: {"embedding": 0.5}})
+    engine = PlainEngine(load_config(tiny_config, []), world)
+    guard = Transfer(engine, TransferConfig(base="of which this rank sees nothing"))
+    assert train(engine, inputs, guard)[1]["transfer/embedding"] == pytest.approx(2.0, rel=0.01)
+
+
 @pytest.mark.parametrize(
     ("lines", "words"),
     [
@@ -162,6 +172,14 @@ def test_a_base_without_sizes_is_refused(tmp_path: Path, lines: str | None, word
         (tmp_path / "metrics.jsonl").write_text(lines, encoding="utf-8")
     with pytest.raises((ConfigError, DamagedFileError), match=rf"{tmp_path}.*{words}"):
         read_base(TransferConfig(base=str(tmp_path)))
+
+
+def test_a_check_reads_a_base_up_to_its_first_sizes(tmp_path: Path) -> None:
+    """Every rank makes it, before ranks have met, and the log of a base may be long."""
+    settings = base_of(tmp_path / "base", {1: {"step_size/embedding": 0.5}, 2: {"step_size/embedding": 0.0}})
+    assert read_base(settings, most=1) == {1: {"embedding": 0.5}}
+    with pytest.raises(DamagedFileError, match="not a size"):
+        read_base(settings)
 
 
 def test_what_is_wrong_is_heard_and_what_is_right_is_not() -> None:

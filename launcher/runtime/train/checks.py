@@ -27,7 +27,7 @@ def open_checked(config: Config, plan: RunPlan, world: World) -> Inputs:
     inputs = open_inputs(config, world)
     branch.check(config, inputs.fingerprints)
     initial_weights.check(config)
-    read_base(config.guards.transfer)  # or the guard would refuse it once the engine is built
+    read_base(config.guards.transfer, most=1)  # or the guard would refuse it once the engine is built
     if world.is_main:  # it may warn, which nobody needs from every rank
         initial_weights.check_tokenizer(config, inputs)
     return inputs

@@ -13,7 +13,9 @@ of Adam's steps that several groups share move it; how the gradients look does n
 Updates 1, 2, 4, 8, ... are looked at: what is wrong from the start is seen there, and the rest costs nothing.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +30,7 @@ from plumbline.launcher.runtime.engine.pieces import Piece
 from plumbline.launcher.runtime.engine.step_result import StepResult
 from plumbline.launcher.runtime.optim.optimizer import OPTIMIZERS
 from plumbline.launcher.runtime.run.metrics import read_metrics
-from plumbline.launcher.runtime.system.collectives import sum_over_ranks
+from plumbline.launcher.runtime.system.collectives import from_main, sum_over_ranks
 from plumbline.launcher.runtime.system.log import LOG
 from plumbline.launcher.runtime.train.guards.guard import Guard
 
@@ -41,7 +43,7 @@ Sizes = Mapping[int, Mapping[str, float]]
 
 
 class Transfer(Guard):
-    """Measure the sizes of updates by role, and compare them with those of the base run, if one is named.
+    """Measure the sizes of updates by role, and compare them with those of the base run. All ranks make one together.
 
     From before an update that is looked at until after it, a copy of this rank's share of the weights is held.
 
@@ -57,7 +59,7 @@ class Transfer(Guard):
 
     def __init__(self, engine: Engine, settings: TransferConfig) -> None:
         self._engine, self._factor = engine, settings.factor
-        self._base = read_base(settings)
+        self._base = from_main(partial(read_base, settings), engine.world)  # a long log, which one rank reads
         groups = {name: group for group in engine.settings.values() for name in group["parameters"]}
         self._rows = {
             row.name: (row, groups[row.name], unit_update)
@@ -154,8 +156,12 @@ def _is_like(value: Any, shard: Tensor) -> bool:
     return isinstance(value, Tensor) and value.shape == shard.shape
 
 
-def read_base(settings: TransferConfig) -> Sizes:
+def read_base(settings: TransferConfig, most: int | None = None) -> Sizes:
     """Return the sizes of updates that the base run logged; without a base, none.
+
+    Args:
+        settings: name the base.
+        most: steps to read the sizes of, from the first one on; None: all, for which the whole log is read.
 
     Raises:
         ConfigError: it logged none, or is no run.
@@ -166,16 +172,21 @@ def read_base(settings: TransferConfig) -> Sizes:
     file = Path(settings.base) / "metrics.jsonl"
     if not file.is_file():
         raise ConfigError(f"guards.transfer.base = {settings.base}: {file} is not there: name the folder of a run")
-    sizes: dict[int, dict[str, float]] = {}
-    for step, record in read_metrics(file):
-        found = {key.removeprefix(SIZE): value for key, value in record.items() if key.startswith(SIZE)}
-        for role, value in found.items():
-            if not isinstance(value, int | float) or value <= 0:
-                raise DamagedFileError(f"{file}: {SIZE}{role} of step {step} is {value!r}, not a size; remove the line")
-        sizes |= {step: found} if found else {}
+    sizes = dict(islice(_sizes_in(file), most))
     if not sizes:
         raise ConfigError(
             f"guards.transfer.base = {settings.base}: {file} has no {SIZE}ROLE, so it is of a version of Plumbline "
             "before this guard, or of a run without a step: train the base again"
         )
     return sizes
+
+
+def _sizes_in(file: Path) -> Iterator[tuple[int, dict[str, float]]]:
+    """Yield each step whose update was looked at, and role -> size."""
+    for step, record in read_metrics(file):
+        found = {key.removeprefix(SIZE): value for key, value in record.items() if key.startswith(SIZE)}
+        for role, value in found.items():
+            if not isinstance(value, int | float) or value <= 0:
+                raise DamagedFileError(f"{file}: {SIZE}{role} of step {step} is {value!r}, not a size; remove the line")
+        if found:
+            yield step, found
