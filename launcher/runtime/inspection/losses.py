@@ -98,7 +98,7 @@ def tell_losses(run: SeenRun, step: Step, model: LoadedModel, full: bool) -> Ans
         "checkpoint": str(model.source),
         "checkpoint_step": model.step,
         "loss": mean_loss(losses),
-        "recorded_loss": run.losses.get(step.step),
+        "recorded_loss": step.loss,
         "samples": [
             {**samples[its.sample].facts(run.decoders[samples[its.sample].source]), **asdict(its)} for its in losses
         ],

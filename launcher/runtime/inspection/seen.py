@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.plan import RunPlan, plan_run
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.inspection.samples import Place, Sample, decoders, of_batch
-from plumbline.launcher.runtime.run.metrics import read_metrics
+from plumbline.launcher.runtime.run.metrics import metrics_from_end
 from plumbline.launcher.runtime.system.log import LOG
 
 LISTED = 1000
@@ -56,6 +56,8 @@ class Step:
     """The rank, or None for all ranks."""
     batches: list[Batch]
     samples: list[Sample]
+    loss: float | None
+    """The training loss that was logged; None: none was."""
 
 
 def places(batches: TrainBatches, batch: Batch) -> Iterator[Place]:
@@ -72,11 +74,10 @@ class SeenRun:
     Attributes:
         folder: the run.
         config: its configuration.
-        plan: its plan.
-        batches: its training batches on a single rank, with one sample per micro-batch.
-        skipped: the data that the run leaves out.
-        last_step: the last logged step, or 0 if there is none.
-        losses: step -> logged training loss.
+        plan: what it does.
+        batches: its training batches, as a single rank takes them, one sample in each.
+        skipped: the data that it leaves out.
+        last_step: the last one that was logged; 0 where none was.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -95,10 +96,16 @@ class SeenRun:
         self._check_corpora(newest)
         branch = self.config.schedule.branch
         self.skipped: SkippedData = skipped_data(folder, newest or (Path(branch.checkpoint) if branch else None))
-        file = folder / "metrics.jsonl"
-        records = list(read_metrics(file)) if file.is_file() else []
-        self.last_step: int = max((step for step, _ in records), default=0)
-        self.losses: dict[int, float] = {step: record["loss"] for step, record in records if "loss" in record}
+        self.last_step: int = next((step for step, _ in self._logged()), 0)
+
+    def _logged(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Yield the step of each line of metrics.jsonl and what it holds, the last line first."""
+        file = self.folder / "metrics.jsonl"
+        return metrics_from_end(file) if file.is_file() else iter(())
+
+    def _loss(self, step: int) -> float | None:
+        down_to = takewhile(lambda line: line[0] >= step, self._logged())
+        return next((record["loss"] for its, record in down_to if its == step and "loss" in record), None)
 
     def _check_corpora(self, newest: Path | None) -> None:
         """Refuse corpora whose contents differ from what the run's newest checkpoint recorded."""
@@ -138,7 +145,7 @@ class SeenRun:
             batches = TrainBatches(self.config.data, self.config.run.seed, rank, size)
         read = batches.micro_batches(self.skipped.data_step(step - 1))
         samples = [sample for batch in read for sample in of_batch(batch, places(batches, batch))]
-        return Step(step, rank, read, samples)
+        return Step(step, rank, read, samples, self._loss(step))
 
     def _last_world_size(self) -> int:
         file = self.folder / "environment.json"

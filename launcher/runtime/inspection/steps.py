@@ -19,7 +19,7 @@ def tell_step(run: SeenRun, step: Step, full: bool) -> Answer:
         "run": str(run.folder),
         "step": step.step,
         "rank": step.rank,
-        "recorded_loss": run.losses.get(step.step),
+        "recorded_loss": step.loss,
         "samples": [sample.facts(run.decoders[sample.source]) for sample in step.samples],
     }
     return facts, lines
@@ -30,8 +30,7 @@ def heading(run: SeenRun, step: Step) -> str:
     rank = "" if step.rank is None else f" on rank {step.rank}"
     numbers = [sample.number for sample in step.samples if sample.number is not None]
     when = "trained" if step.step <= run.last_step else "will train"
-    loss = run.losses.get(step.step)
-    recorded = "" if loss is None else f"; its loss in metrics.jsonl is {loss:.4f}"
+    recorded = "" if step.loss is None else f"; its loss in metrics.jsonl is {step.loss:.4f}"
     return (
         f"step {step.step} of {run.folder}{rank}: {len(numbers)} samples from {min(numbers)} to {max(numbers)}, "
         f"on which update {step.step} {when}{recorded}"

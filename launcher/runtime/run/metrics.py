@@ -140,6 +140,11 @@ def read_metrics(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         yield _checked_step(record, f"{path}, line {number}"), record
 
 
+def metrics_from_end(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield what `read_metrics` does, the last line first, reading no more of the file than is asked for."""
+    return ((_step_of(path, line), line.item) for line in lines_from_end(path))
+
+
 def _step_of(path: Path, line: Line) -> int:
     """Return the step of a line of metrics.jsonl that was read from the end; raise as `read_metrics` does."""
     try:

@@ -13,7 +13,7 @@ from tensorboard.plugins.custom_scalar import layout_pb2
 
 from plumbline.data.damage import DamagedFileError
 from plumbline.launcher.runtime.config.load import load_config
-from plumbline.launcher.runtime.run.metrics import MetricsLog, environment
+from plumbline.launcher.runtime.run.metrics import MetricsLog, environment, metrics_from_end
 from plumbline.launcher.runtime.system.cli import duration
 from plumbline.launcher.runtime.system.world import World
 from plumbline.launcher.runtime.trackers.feed import Feed, History
@@ -140,6 +140,16 @@ def test_what_an_earlier_attempt_still_writes_to_is_another_file(tmp_path: Path)
         MetricsLog(tmp_path, 1, 100).close()
         earlier.write("a line of an attempt that is not dead")
     assert read(tmp_path) == [step_line(1)]
+
+
+def test_the_last_lines_are_read_without_those_before(tmp_path: Path) -> None:
+    """Who asks for the last step of a long run has no use for all of it."""
+    file = tmp_path / "metrics.jsonl"
+    file.write_text("".join(f"{line}\n" for line in ("damaged", json.dumps(step_line(1)), json.dumps(eval_line(1)))))
+    found = metrics_from_end(file)
+    assert [next(found), next(found)] == [(1, eval_line(1)), (1, step_line(1))]
+    with pytest.raises(DamagedFileError, match=r"metrics\.jsonl, line 1: not JSON"):
+        next(found)
 
 
 def test_every_line_is_on_disk_when_write_returns(tmp_path: Path) -> None:
