@@ -74,10 +74,10 @@ class SeenRun:
     Attributes:
         folder: the run.
         config: its configuration.
-        plan: what it does.
-        batches: its training batches, as a single rank takes them, one sample in each.
-        skipped: the data that it leaves out.
-        last_step: the last one that was logged; 0 where none was.
+        plan: its plan.
+        batches: its training batches on a single rank, with one sample per micro-batch.
+        skipped: the data that the run leaves out.
+        last_step: the last logged step, or 0 if there is none.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -193,7 +193,7 @@ class Feed:
             self._got = self._position_at(back_to)
 
     def _position_at(self, step: int) -> Position:
-        """Return that it has everything up to a step, evaluations of that step included."""
+        """Return the position after all lines up to a step, including its evaluations."""
         return Position(step, {key for record in self._lines_since(step) if record["step"] == step for key in record})
 
     def _lines_since(self, step: int) -> list[Record]:
