@@ -146,16 +146,26 @@ class Corpus:
         """Return the split to evaluate on: the validation split, or everything where there is none."""
         return self.splits.get("validation") or self.splits["train"]
 
+    def check_sizes(self) -> None:
+        """Compare the sizes of all files with those in the manifest; of a corpus without, or at a URL, nothing.
 
-def open_corpus(path: CorpusPath, cache: CacheConfig | None = None) -> Corpus:
+        Raises:
+            UnlikeManifestError: a file is missing, or has another size.
+        """
+        if self.manifest is not None:
+            _check_sizes(folder_at(self.path).within(self.manifest.folder), self.manifest)
+
+
+def open_corpus(path: CorpusPath, cache: CacheConfig | None = None, check_sizes: bool = True) -> Corpus:
     """Open a corpus folder, or bare pairs of Megatron-LM as one.
 
     A prefix (with or without .bin/.idx) opens one pair. A folder without corpus.json, a glob or a list opens all pairs
     that it contains, sorted by path.
 
     Args:
-        path: where it is, on this machine or at a URL.
-        cache: where parts of a corpus at a URL are kept.
+        path: where it is, here or at a URL.
+        cache: where the parts of one at a URL are kept.
+        check_sizes: look at all files of a folder now, and not at each pair when it is first read.
 
     Raises:
         NoCorpusError: it is missing.
@@ -165,7 +175,7 @@ def open_corpus(path: CorpusPath, cache: CacheConfig | None = None) -> Corpus:
     if isinstance(path, str | Path):
         folder = folder_at(path, cache)
         if folder.has(MANIFEST):
-            return _open_folder(folder)
+            return _open_folder(folder, check_sizes)
     try:
         prefixes = find_pairs([str(path)] if isinstance(path, str | Path) else path)
     except NoPairError as error:
@@ -209,11 +219,12 @@ def corpora_beside(path: Path) -> str:
     return f"corpora beside it: {', '.join(known) or 'none'}"
 
 
-def _open_folder(folder: CorpusFolder) -> Corpus:
+def _open_folder(folder: CorpusFolder, check_sizes: bool) -> Corpus:
     manifest = _parse_manifest(folder)
     files = {name: FileFacts(record.size, record.xxh3_64, record.blocks) for name, record in manifest.files.items()}
     outer, folder = folder, folder.within(manifest.folder)
-    folder.check_sizes(files, MANIFEST)
+    if check_sizes:
+        _check_sizes(folder, manifest)
     splits = {}
     for name, counts in manifest.splits.items():
         split = Split(name, _tokens(folder, name, manifest, files), counts.source_bytes)
@@ -239,6 +250,10 @@ def _open_folder(folder: CorpusFolder) -> Corpus:
         tokenizer_sha256=manifest.tokenizer.sha256,
         manifest=manifest,
     )
+
+
+def _check_sizes(folder: CorpusFolder, manifest: Manifest) -> None:
+    folder.check_sizes({name: record.size for name, record in manifest.files.items()}, MANIFEST)
 
 
 def _tokens(folder: CorpusFolder, name: str, manifest: Manifest, files: Mapping[str, FileFacts]) -> Tokens:

@@ -2,7 +2,8 @@
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -10,6 +11,13 @@ from typing import Protocol
 from plumbline.data.indexed import FileFacts, file_facts, open_indexed
 from plumbline.data.paths import last_part
 from plumbline.data.shards import Tokens
+
+AT_ONCE = 16
+"""Files that are asked for their sizes at a time: a file system at the other end of a network takes long to answer."""
+
+
+class UnlikeManifestError(ValueError):
+    """State that a file is missing, or has another size than its manifest says."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +64,8 @@ class CorpusFolder(Protocol):
     def forget(self, name: str) -> None:
         """Drop the copy of a file that turned out to be damaged."""
 
-    def check_sizes(self, files: Mapping[str, FileFacts], manifest: str) -> None:
-        """Compare sizes with those that the file `manifest` states, as far as that costs nothing."""
+    def check_sizes(self, sizes: Mapping[str, int], manifest: str) -> None:
+        """Compare sizes of files with those that the file `manifest` states, as far as parts are not checked later."""
 
     def checksum(self, name: str) -> str:
         """Read a whole file and return its checksum."""
@@ -98,25 +106,34 @@ class LocalFolder:
     def forget(self, name: str) -> None:
         """Do nothing: there is no copy, and the file is the user's."""
 
-    def check_sizes(self, files: Mapping[str, FileFacts], manifest: str) -> None:
+    def check_sizes(self, sizes: Mapping[str, int], manifest: str) -> None:
         """Compare sizes.
 
         Raises:
-            ValueError: a file is missing or has a different size.
+            UnlikeManifestError: a file is missing, or has another; the first of them in the order of `sizes`.
         """
+        files = list(sizes.items())
+        share = -(-len(files) // AT_ONCE) or 1  # tasks of one file each would cost more than the files of a local disk
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            shares = [files[first : first + share] for first in range(0, len(files), share)]
+            wrong = next(filter(None, pool.map(self._first_unlike, shares)), None)
+        if wrong is not None:
+            raise UnlikeManifestError(
+                f"{self.path}/{wrong[0]}: {wrong[1]}, {manifest} expects {sizes[wrong[0]]} bytes; copy the corpus "
+                "again, or prepare it again with --overwrite"
+            )
+
+    def _first_unlike(self, files: Sequence[tuple[str, int]]) -> tuple[str, str] | None:
+        """Return the first of some files that has another size than is expected, and what it is like."""
         folder = str(self.path)
-        for name, facts in files.items():
-            file = f"{folder}/{name}"  # not a Path: there may be tens of thousands
+        for name, expected in files:
             try:
-                actual = os.stat(file).st_size  # noqa: PTH116
+                actual = os.stat(f"{folder}/{name}").st_size  # noqa: PTH116 - there may be tens of thousands
             except FileNotFoundError:
-                actual = None
-            if actual != facts.size:
-                state = "is missing" if actual is None else f"has {actual} bytes"
-                raise ValueError(
-                    f"{file}: {state}, {manifest} expects {facts.size} bytes; copy the corpus again, "
-                    "or prepare it again with --overwrite"
-                )
+                return name, "is missing"
+            if actual != expected:
+                return name, f"has {actual} bytes"
+        return None
 
     def checksum(self, name: str) -> str:
         """Read a whole file and return its checksum."""

@@ -60,6 +60,7 @@ class TrainBatches:
         world_size: int = 1,
         vocab_size: int | None = None,
         for_gpu: bool = False,
+        check_sizes: bool = True,
     ) -> None:
         """Open the corpora and check that they can make a batch.
 
@@ -68,9 +69,10 @@ class TrainBatches:
             seed: Seed of the order of samples.
             rank: Rank of this process.
             world_size: Processes that share the work.
-            vocab_size: Refuse token ids at or above this when they are read; None takes any.
-            for_gpu: Pin the batches' memory, in the threads that read them, so that they can be copied to a GPU
-                asynchronously.
+            vocab_size: Refuse token ids from there on when they are read; None takes any.
+            for_gpu: Put batches into pinned memory, in the threads that read them, from where a GPU copies them
+                without anybody waiting.
+            check_sizes: Look at all files of the corpora now, as `open_corpus` says.
 
         Raises:
             ValueError: a corpus is missing, damaged, too short, or made with another tokenizer than the rest, or the
@@ -80,7 +82,7 @@ class TrainBatches:
         self.plan = config.batch_plan
         self.micro_batch = config.micro_batch(world_size)
         self.accumulation_steps = config.accumulation_steps(world_size)
-        self.corpora = open_corpora(config.train, config.cache)
+        self.corpora = open_corpora(config.train, config.cache, check_sizes)
         check_same_tokenizer(self.corpora.items())
         self._streams = [training_stream(corpus, config) for corpus in self.corpora.values()]
         self.order = TrainOrder(list(self._ordered_sources()), seed)

@@ -21,15 +21,22 @@ def training_stream(corpus: SampleSource, config: DataConfig) -> WindowStream:
     return split
 
 
-def open_corpora(sources: Sequence[SourceConfig], cache: CacheConfig | None = None) -> dict[str, SampleSource]:
-    """Open corpora and tasks, keyed by the configured name, the last part of the path or the task's name.
+def open_corpora(
+    sources: Sequence[SourceConfig], cache: CacheConfig | None = None, check_sizes: bool = True
+) -> dict[str, SampleSource]:
+    """Open corpora and tasks and name them, by the configured name, the last part of the path or the task's name.
+
+    Args:
+        sources: what to open.
+        cache: where the parts of corpora at URLs are kept.
+        check_sizes: as `open_corpus` takes it.
 
     Raises:
         ValueError: one cannot be opened, or two share a name.
     """
     corpora: dict[str, SampleSource] = {}
     for source in sources:
-        corpus = open_source(source, cache)
+        corpus = open_source(source, cache, check_sizes)
         name = source.name or corpus.name
         if name in corpora:
             raise ValueError(
@@ -39,8 +46,8 @@ def open_corpora(sources: Sequence[SourceConfig], cache: CacheConfig | None = No
     return corpora
 
 
-def open_source(source: SourceConfig, cache: CacheConfig | None = None) -> SampleSource:
-    """Open one corpus or task; a corpus at a URL is read through a cache.
+def open_source(source: SourceConfig, cache: CacheConfig | None = None, check_sizes: bool = True) -> SampleSource:
+    """Open one corpus or task; a corpus at a URL by way of a cache.
 
     Raises:
         ValueError: the corpus cannot be opened, or the task has too few examples to hold some out.
@@ -48,27 +55,35 @@ def open_source(source: SourceConfig, cache: CacheConfig | None = None) -> Sampl
     if source.task is not None:
         return TaskSource(source.task)
     assert source.path is not None, "SourceConfig checks that one of the two is given"
-    return open_corpus(source.path, cache)
+    return open_corpus(source.path, cache, check_sizes)
 
 
-def validation_splits(config: DataConfig, trained: Mapping[str, SampleSource]) -> dict[str, WindowStream]:
-    """Return the splits to evaluate on, by name.
+def evaluated_sources(
+    config: DataConfig, trained: Mapping[str, SampleSource], check_sizes: bool = True
+) -> dict[str, SampleSource]:
+    """Return the sources on whose `held_out` to evaluate, by name.
 
-    They are those of `data.validation`, or the held-out split of each training corpus that has one.
+    They are those of `data.validation`, or the training corpora that hold something out.
 
     Args:
         config: what to read.
         trained: the sources of `data.train`, opened and named.
+        check_sizes: as `open_corpus` takes it.
 
     Raises:
         ValueError: one cannot be opened, or was made with a different tokenizer from the training data.
     """
     if config.validation:
-        held_out = open_corpora(config.validation, config.cache)
+        held_out = open_corpora(config.validation, config.cache, check_sizes)
         check_same_tokenizer([*trained.items(), *held_out.items()])
         _warn_of_what_is_trained_on(trained, held_out)
-        return {name: corpus.held_out for name, corpus in held_out.items()}
-    return {name: corpus.splits["validation"] for name, corpus in trained.items() if "validation" in corpus.splits}
+        return held_out
+    return {name: corpus for name, corpus in trained.items() if "validation" in corpus.splits}
+
+
+def validation_splits(config: DataConfig, trained: Mapping[str, SampleSource]) -> dict[str, WindowStream]:
+    """Return the splits to evaluate on, by name; `evaluated_sources` says which, and what it raises."""
+    return {name: source.held_out for name, source in evaluated_sources(config, trained).items()}
 
 
 def _warn_of_what_is_trained_on(trained: Mapping[str, SampleSource], evaluated: Mapping[str, SampleSource]) -> None:

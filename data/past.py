@@ -37,7 +37,8 @@ def _history(config: DataConfig, samples: int) -> list[tuple[int, list[tuple[str
     """Return everything that the first samples depend on, see `Mixture.history`."""
     # Micro-batches of one sample fit every batch size of a warm-up on any number of ranks
     alone = config.model_copy(update={"micro_batch_size": 1})
-    return TrainBatches(alone, seed=0).order.mixture.history(samples)
+    # Every rank asks, about what it has opened or will not read: numbers of tokens, for which no file is looked at
+    return TrainBatches(alone, seed=0, check_sizes=False).order.mixture.history(samples)
 
 
 def _found_again(
@@ -50,7 +51,7 @@ def _found_again(
             yield source.model_copy(update={"name": name, "path": places[name].path, "task": places[name].task})
             continue
         try:
-            open_source(source, old.cache)
+            open_source(source, old.cache, check_sizes=False)
         except (ValueError, OSError) as error:
             where = ", ".join(source.paths) or source.label
             reason = error.problem if isinstance(error, NoCorpusError) else error

@@ -89,7 +89,7 @@ if __name__ == "__main__":
 from plumbline.launcher.runtime.checkpoint import branch
 from plumbline.launcher.runtime.checkpoint.newest import newest_checkpoint
 from plumbline.launcher.runtime.config.load import as_yaml, load_config
-from plumbline.launcher.runtime.config.plan import plan_run
+from plumbline.launcher.runtime.config.plan import RunPlan, plan_run
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.config.written import read_run
 from plumbline.launcher.runtime.doctor.start import check_start
@@ -125,12 +125,10 @@ def main() -> int:
             if world.is_main:
                 TRAINING.info(as_yaml(config).rstrip())
             return COMPLETE
-        inputs = open_checked(config, plan, world)
+        single_rank = world.size == 1  # then nobody else has to be told, nor does an answer wait for DeepSpeed's start
+        inputs = open_checked(config, plan, world, check_sizes=single_rank)
         if world.is_main:
             check_trackers(config.metrics.trackers)
-        single_rank = (
-            world.size == 1
-        )  # then nobody else has to be told, and the answer need not wait for DeepSpeed's start
         if single_rank and is_finished(config, world):
             return COMPLETE
         determinism.enforce(config.run.repeats, world.device)
@@ -141,7 +139,7 @@ def main() -> int:
         if not single_rank and is_finished(config, world):
             process_group.leave()
             return COMPLETE
-        check_start(config, plan, world)
+        check_together(config, plan, inputs, world)
         if arguments.dry_run:
             rehearse(config, inputs, world)
             process_group.leave()
@@ -188,6 +186,17 @@ def is_finished(config: Config, world: World) -> bool:
     if step is not None:
         TRAINING.info(f"{config.run.folder} is complete: step {step}, nothing to do")
     return step is not None
+
+
+def check_together(config: Config, plan: RunPlan, inputs: Inputs, world: World) -> None:
+    """Check what ranks find out together, or one of them for all. Collective.
+
+    Raises:
+        ValueError: on all ranks alike; it says what is wrong.
+    """
+    if world.size > 1:  # once for all, who are many: a corpus may have tens of thousands of files on a shared disk
+        from_main(inputs.check_sizes, world)
+    check_start(config, plan, world)
 
 
 def refuse(error: Exception, arguments: argparse.Namespace) -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 import xxhash
 
 from plumbline.data.folders import ShardFacts
-from plumbline.data.indexed import BLOCK_BYTES, FileFacts
+from plumbline.data.indexed import BLOCK_BYTES
 from plumbline.data.manifest import MANIFEST
 from plumbline.data.paths import check_url
 from plumbline.data.remote.cache import Cache
@@ -82,8 +82,8 @@ class RemoteFolder:
         """Drop the copy of a file that turned out to be damaged."""
         self._cache.forget(self._piece(name))
 
-    def check_sizes(self, files: Mapping[str, FileFacts], manifest: str) -> None:
-        """Do nothing: every part is checked when it arrives."""
+    def check_sizes(self, sizes: Mapping[str, int], manifest: str) -> None:
+        """Ask nothing: every part is checked when it arrives."""
 
     def checksum(self, name: str) -> str:
         """Read a whole file from the server and return its checksum.

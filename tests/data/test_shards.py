@@ -1,9 +1,12 @@
 """Corpora of many pairs: the same tokens, windows and order as in one pair, however the pairs are listed."""
 
 import json
+import os
 import tracemalloc
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -131,6 +134,33 @@ def test_damage_to_a_shard_is_named(byte_corpus: Path, tmp_path: Path) -> None:
     (folder / "corpus.json").write_text(json.dumps(manifest))
     with pytest.raises(ValueError, match=r"corpus\.json: no size and checksum of train-00001\.bin"):
         open_corpus(folder)
+
+
+def test_whether_all_files_are_looked_at_is_for_the_caller_to_say(
+    byte_corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = shard(byte_corpus, tmp_path / "s", range(1, 36))
+    looked_at: list[str] = []
+
+    def look(path: Any, *arguments: Any, **options: Any) -> os.stat_result:
+        looked_at.append(Path(path).name)
+        return stat(path, *arguments, **options)
+
+    stat = os.stat
+    monkeypatch.setattr("os.stat", look)
+    corpus = open_corpus(folder, check_sizes=False)
+    assert not [name for name in looked_at if name.startswith("train-")]
+    corpus.check_sizes()
+    files = [f"train-{number:05}.{ending}" for number in range(36) for ending in ("bin", "idx")]
+    assert sorted(name for name in looked_at if name.startswith("train-")) == files
+    for number in (30, 17):
+        (folder / f"train-{number:05}.idx").unlink()
+    for look_at_all in (corpus.check_sizes, partial(open_corpus, folder)):
+        with pytest.raises(ValueError, match=r"train-00017\.idx: is missing, corpus\.json expects \d+ bytes"):
+            look_at_all()
+    assert open_corpus(folder, check_sizes=False).splits["train"].read(0, 20).inputs.size == 20
+    with pytest.raises(ValueError, match=r"train-00017\.idx: no such file"):
+        corpus.splits["train"].read(0, corpus.splits["train"].num_tokens)
 
 
 @pytest.mark.parametrize("remote", [False, True])

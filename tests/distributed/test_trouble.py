@@ -9,6 +9,7 @@ import pytest
 from plumbline.launcher.runtime.run.status_file import read_attempts
 from plumbline.launcher.runtime.system.attempts import BROKEN_GPU, accused
 from plumbline.launcher.runtime.system.exit_codes import CORRUPT, UNREACHED, UNUSABLE
+from tests.data.made import shard
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -67,6 +68,21 @@ def test_a_run_that_has_worked_is_tried_again_when_the_disk_was_away(attempt: Ca
     outcome = attempt(12, "away")
     assert outcome.code == UNREACHED, outcome.stderr
     assert "error: [Errno 116] Stale file handle" in outcome.stderr
+
+
+@pytest.mark.parametrize("key", ["train", "validation"])
+def test_a_shard_that_is_missing_is_one_error_of_all_ranks(
+    attempt: Callable[..., Outcome], corpus: Path, tmp_path: Path, key: str
+) -> None:
+    """One rank looks for all; here nobody ends the others, who would wait for it for half an hour."""
+    folder = shard(corpus, tmp_path / "sharded", [5, 12])
+    (folder / "train-00001.idx").unlink()
+    outcome = attempt(8, None, f"data.{key}=[{{path: {folder}}}]")
+    assert outcome.code == UNUSABLE, outcome.stderr
+    words = f"error: {folder}/train-00001.idx: is missing, corpus.json expects "
+    assert next(line for line in outcome.stderr.splitlines() if "error" in line).startswith(words)
+    assert outcome.stderr.count("is missing") == 1
+    assert "2 rank(s)" in outcome.stdout, "no rank looks before all have met"
 
 
 def test_a_gpu_that_reports_itself_broken_is_one_error_and_its_node_is_left_out(

@@ -1,11 +1,12 @@
 """Open and check what training reads, before any process group or GPU is used."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from plumbline.data.corpus import Corpus
 from plumbline.data.loader import TrainBatches, ValidationBatches
-from plumbline.data.opening import validation_splits
-from plumbline.data.streams import WindowStream
+from plumbline.data.opening import evaluated_sources
+from plumbline.data.streams import SampleSource, WindowStream
 from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.identity import differences
 from plumbline.launcher.runtime.config.plan import last_step
@@ -21,15 +22,33 @@ class Inputs:
 
     train: TrainBatches
     validation: dict[str, tuple[WindowStream, ValidationBatches]]
+    evaluated: Mapping[str, SampleSource]
+    """Sources of `validation`."""
 
     @property
     def fingerprints(self) -> dict[str, str]:
         """Return name -> fingerprint of every training corpus: with the seed, what fixes the order of samples."""
         return {name: corpus.fingerprint for name, corpus in self.train.corpora.items()}
 
+    def check_sizes(self) -> None:
+        """Look at all files of all corpora, as opening did unless it was told not to.
 
-def open_inputs(config: Config, world: World) -> Inputs:
+        Raises:
+            UnlikeManifestError: one is missing, or has another size than its manifest says.
+        """
+        sources = {id(source): source for source in (*self.train.corpora.values(), *self.evaluated.values())}
+        for source in sources.values():
+            if isinstance(source, Corpus):
+                source.check_sizes()
+
+
+def open_inputs(config: Config, world: World, check_sizes: bool = True) -> Inputs:
     """Open the corpora and check them against the model and the world.
+
+    Args:
+        config: what to read, and for which model.
+        world: this process among all.
+        check_sizes: look at all files of the corpora now; else `Inputs.check_sizes` is to be called later, on one rank.
 
     Raises:
         ValueError: missing, damaged or too small corpus, vocabulary that does not fit, batch that does not divide, too
@@ -38,7 +57,7 @@ def open_inputs(config: Config, world: World) -> Inputs:
     data = config.data
     check_ranks(config, world.size)
     for_gpu = world.device.type == "cuda"
-    train = TrainBatches(data, config.run.seed, world.rank, world.size, config.model.vocab_size, for_gpu)
+    train = TrainBatches(data, config.run.seed, world.rank, world.size, config.model.vocab_size, for_gpu, check_sizes)
     train.check_epochs(last_step(config))
     for name, corpus in train.corpora.items():
         if corpus.vocab_size is not None and corpus.vocab_size > config.model.vocab_size:
@@ -52,11 +71,12 @@ def open_inputs(config: Config, world: World) -> Inputs:
                     else f"it is that of {stock}; prepare the corpus with the tokenizer of that model"
                 )
             )
+    evaluated = evaluated_sources(data, train.corpora, check_sizes)
     validation = {
         name: (
-            split,
+            source.held_out,
             ValidationBatches(
-                split,
+                source.held_out,
                 data.sequence_length,
                 data.micro_batch_size,
                 config.train.eval_batches,
@@ -65,9 +85,9 @@ def open_inputs(config: Config, world: World) -> Inputs:
                 config.model.vocab_size,
             ),
         )
-        for name, split in validation_splits(data, train.corpora).items()
+        for name, source in evaluated.items()
     }
-    return Inputs(train, validation)
+    return Inputs(train, validation, evaluated)
 
 
 View = tuple[Config, dict[str, str]]

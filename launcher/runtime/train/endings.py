@@ -5,6 +5,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from plumbline.data.damage import DamagedFileError
+from plumbline.data.folders import UnlikeManifestError
 from plumbline.launcher.runtime.checkpoint.newest import newest_checkpoint
 from plumbline.launcher.runtime.checkpoint.store import CheckpointError, UnreadError, UnsavedError
 from plumbline.launcher.runtime.config.errors import ConfigError
@@ -29,7 +30,7 @@ EXPLAINED = (
     OSError,
 )
 """Errors whose sentence says what to do; others are bugs once training has begun, or have a code of their own."""
-RAISED_ON_ALL_RANKS = (UnsavedError, TrainingError, UnfitError, RunLockedError)
+RAISED_ON_ALL_RANKS = (UnsavedError, TrainingError, UnfitError, RunLockedError, UnlikeManifestError)
 """Errors that every rank has, so that rank 0 alone need log them."""
 MAY_PASS = (OSError, UnmetError, UnfitError, MissingGPUError)
 """Those that another attempt, on other nodes or a little later, may not meet."""
