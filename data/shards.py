@@ -1,8 +1,9 @@
 """Concatenate the tokens of many `.bin`/`.idx` pairs into one stream."""
 
+import resource
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Protocol
 
 import numpy as np
@@ -11,8 +12,12 @@ from plumbline.data.indexed import Int64s, Integers
 from plumbline.data.remote.piece import Piece
 from plumbline.data.remote.tokens import RemoteTokens
 
-OPEN = 4096
-"""Most shards open at a time over all corpora: each takes a few of the 65,530 mappings of a process."""
+OPEN = 16384
+"""Most shards of all corpora together that are open at a time: each takes two of the 65,530 mappings of a process."""
+OTHER_FILES = 2048
+"""Open files that are left to everything else, such as connections to other ranks."""
+FEW = 64
+"""Shards that may be open however low the limit is."""
 
 
 class Tokens(Protocol):
@@ -146,10 +151,23 @@ class _Spans:
             yield number, np.flatnonzero(self.shard == number)
 
 
-@lru_cache(maxsize=OPEN)
+def most_open(files: int) -> int:
+    """Return how many shards may be open at a time in a process that may have so many open files: each is two.
+
+    A mapping keeps a descriptor of its file for itself, whether the one that it was made of is closed or not.
+    """
+    return OPEN if files == resource.RLIM_INFINITY else max(FEW, min(OPEN, (files - OTHER_FILES) // 2))
+
+
+@cache
+def _kept() -> Callable[[Shards, int], Tokens]:
+    """Return what opens a shard and keeps it open; made late, for commands raise their limit when they start."""
+    return lru_cache(maxsize=most_open(resource.getrlimit(resource.RLIMIT_NOFILE)[0]))(Shards.open)
+
+
 def _opened(shards: Shards, number: int) -> Tokens:
-    """Return an open shard, from a cache that all corpora share."""
-    return shards.open(number)
+    """Return an open shard of any corpus."""
+    return _kept()(shards, number)
 
 
 def pieces_of(tokens: Tokens, start: int, stop: int) -> list[Piece]:

@@ -79,6 +79,15 @@ def test_an_index_is_looked_at_a_block_at_a_time(numbers: list[int], expected: b
     assert indexed._counts_by_one(np.array(numbers), block) is expected
 
 
+def test_of_an_index_with_a_checksum_only_the_ends_are_read(tmp_path: Path) -> None:
+    with IndexedWriter(tmp_path / "a", np.dtype("<u2")) as writer:
+        writer.add_documents(np.arange(10), [3, 5, 2])
+    wrong = np.array([0, 2, 2, 3], "<i8").tobytes()
+    change(tmp_path / "a.idx", lambda data: data[: -len(wrong)] + wrong)
+    assert open_indexed(tmp_path / "a").first_bytes.tolist() == [0, 16, 16]
+    assert open_indexed(tmp_path / "a", has_checksum=True).first_bytes.tolist() == [0, 6, 16]
+
+
 def test_an_empty_corpus_opens(tmp_path: Path) -> None:
     with IndexedWriter(tmp_path / "a", token_dtype(10)):
         pass

@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import tracemalloc
 from collections.abc import Sequence
 from functools import partial
@@ -16,6 +17,7 @@ from plumbline.data.corpus import Corpus, open_corpus
 from plumbline.data.loader import TrainBatches
 from plumbline.data.preparation.verifying import verify
 from plumbline.data.remote.cache import CacheConfig
+from plumbline.data.shards import _kept, most_open
 from tests.data.conftest import MakePair
 from tests.data.made import shard, simulate, write_pairs
 
@@ -177,6 +179,29 @@ def test_shards_of_other_tokens_than_stated_are_named(byte_corpus: Path, tmp_pat
     corpus = open_corpus(address, CacheConfig(path=str(tmp_path / "cache")))
     with pytest.raises(ValueError, match=r"train-00000\.(bin|idx): .* corpus"):
         corpus.splits["train"].read(0, 4)
+
+
+def test_shards_leave_open_files_to_others() -> None:
+    assert [most_open(files) for files in (1024, 4096, 20_000, 65_536, resource.RLIM_INFINITY)] == [
+        64, 1024, 8976, 16_384, 16_384
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("files", [2500, 100_000])
+def test_as_many_shards_stay_open_as_a_process_may_have_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: int
+) -> None:
+    write_pairs(tmp_path / "many", [[3]] * 250, [f"part-{number:03}" for number in range(250)])
+    monkeypatch.setattr("resource.getrlimit", lambda _: (files, files))
+    _kept.cache_clear()
+    try:
+        before = len(list(Path("/proc/self/fd").iterdir()))
+        corpus = open_corpus(tmp_path / "many")
+        assert corpus.splits["train"].read(0, 750).inputs.tolist() == list(range(749))
+        opened = len(list(Path("/proc/self/fd").iterdir())) - before
+        assert opened == 2 * min(250, most_open(files))
+    finally:
+        _kept.cache_clear()
 
 
 def test_a_trillion_tokens_in_ten_thousand_shards_take_little_memory(byte_corpus: Path, tmp_path: Path) -> None:

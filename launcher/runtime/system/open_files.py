@@ -6,7 +6,7 @@ MANY_FILES = 65536
 
 
 def allow_many_files() -> None:
-    """Let this process have as many open files as it may: a shard is one, and so is a connection to a rank."""
+    """Let this process have as many open files as it may: a shard is two, and a connection to a rank is one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MANY_FILES if hard == resource.RLIM_INFINITY else min(MANY_FILES, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
