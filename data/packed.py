@@ -7,10 +7,10 @@ random access.
 """
 
 import contextlib
-import fcntl
 import json
 import logging
 import os
+import shutil
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,14 +21,18 @@ import numpy.typing as npt
 
 from plumbline.data.corpus import Split
 from plumbline.data.indexed import Int64s
+from plumbline.data.locks import wait_for
 from plumbline.data.packing import packed_blocks
 from plumbline.data.remote.fetch import RemoteError
 from plumbline.data.remote.piece import Piece
 from plumbline.data.shards import pieces_of
 from plumbline.data.streams import Rows, Window
-from plumbline.data.workspace import FolderKind, new_folder
+from plumbline.data.workspace import FolderKind, naming_full_disk, new_folder
 
 LOG = logging.getLogger(__name__)
+PLACE = "PLUMBLINE_CACHE"
+"""Variable that says where packed windows lie."""
+ELSEWHERE = f"set {PLACE} to a folder on another device"
 FACTS = "packing.json"
 FILES: dict[str, np.dtype[Any]] = {"starts": np.dtype("<i8"), "lengths": np.dtype("<i4"), "windows": np.dtype("<i8")}
 KIND = FolderKind("a folder of packed windows", marks=(FACTS,), others=tuple(FILES))
@@ -147,33 +151,58 @@ def open_packed(split: Split, fingerprint: str, length: int) -> PackedSplit:
     """Open the packed windows of a corpus's training split; the first process of a node makes them if they are missing.
 
     Raises:
-        ValueError: the split has nothing to predict, or the windows cannot be written.
+        ValueError: the split has nothing to predict, or the windows cannot be written: their disk has no room for them,
+            or no locks, without which all processes would write them.
     """
     if split.num_tokens < 2:
         raise ValueError(f"{split.indexed}: {split.num_tokens} tokens leave nothing to predict")
     folder = cache_folder() / "packing" / f"{fingerprint}-{length}"
-    try:
-        with _locked(folder.with_suffix(".lock")):
-            facts = _read_facts(folder)
-            if facts is None:
-                facts = _make(split, length, folder)
-    except RemoteError:  # an index that cannot be fetched
-        raise
-    except OSError as error:
-        raise ValueError(f"{folder}: {error}; set PLUMBLINE_CACHE to a folder that can be written to") from error
+    # Looked for before the lock is taken as well, for which all processes of a run would queue at each start
+    facts = _read_facts(folder) or _make_once(split, length, folder)
     return PackedSplit(split, facts, **{name: _map(folder / name) for name in FILES})
 
 
 def cache_folder() -> Path:
     """Return the folder for files that can be recomputed."""
     default = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "plumbline"
-    return Path(os.environ.get("PLUMBLINE_CACHE") or default)
+    return Path(os.environ.get(PLACE) or default)
+
+
+def _make_once(split: Split, length: int, folder: Path) -> Facts:
+    """Return what the first process has packed that comes here."""
+    try:
+        with _locked(folder.with_suffix(".lock")):
+            return _read_facts(folder) or _make(split, length, folder)
+    except RemoteError:  # an index that cannot be fetched
+        raise
+    except OSError as error:
+        if error.errno is None:  # one of our own, which says what to do
+            raise ValueError(str(error)) from error
+        raise ValueError(f"{folder}: {error}; set {PLACE} to a folder that can be written to") from error
+
+
+def _check_space(split: Split, length: int, folder: Path) -> None:
+    """Refuse early what cannot fit: a piece for each document and for each window, or more.
+
+    Raises:
+        ValueError: says how much is needed, and how much there is.
+    """
+    windows = -(-(split.num_tokens - 1) // length)
+    piece = FILES["starts"].itemsize + FILES["lengths"].itemsize
+    needed = max(split.num_documents, windows) * piece + windows * FILES["windows"].itemsize
+    free = shutil.disk_usage(folder.parent).free
+    if needed > free:
+        raise ValueError(
+            f"{folder}: packed windows need about {needed / 1e6:,.1f} MB and the device has {free / 1e6:,.1f} MB free; "
+            f"free some space, or {ELSEWHERE}"
+        )
 
 
 def _make(split: Split, length: int, folder: Path) -> Facts:
+    _check_space(split, length, folder)
     LOG.info(f"packing {split.num_tokens:,} tokens of {split.indexed} into windows of {length}")
     windows = pieces = documents = cut = 0
-    with new_folder(folder, KIND) as partial, contextlib.ExitStack() as files:
+    with naming_full_disk(folder, ELSEWHERE), new_folder(folder, KIND) as partial, contextlib.ExitStack() as files:
         write = {name: files.enter_context((partial / name).open("wb")) for name in FILES}
         for block in packed_blocks(split.indexed, length):
             first = pieces + np.cumsum(block.counts) - block.counts
@@ -205,9 +234,8 @@ def _map(path: Path) -> npt.NDArray[Any]:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Hold a lock that ends with the process; without locks in the file system, two may do the same work."""
+    """Hold a lock that ends with the process."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as file:
-        with contextlib.suppress(OSError):
-            fcntl.flock(file, fcntl.LOCK_EX)
+        wait_for(file, PLACE, cache_folder())
         yield

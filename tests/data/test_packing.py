@@ -1,13 +1,17 @@
 """Packing by best fit: no token is lost, no document is cut that fits, and any window is found at once."""
 
+import errno
+import fcntl
 import os
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -255,6 +259,42 @@ def test_processes_that_start_together_pack_once(make_pair: MakePair) -> None:
 def test_a_cache_that_cannot_be_written_is_named(make_pair: MakePair, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PLUMBLINE_CACHE", "/proc/nowhere")
     with pytest.raises(ValueError, match="set PLUMBLINE_CACHE to a folder that can be written to"):
+        packed(make_pair([5, 30]), 8)
+
+
+def test_only_who_packs_takes_a_lock_and_must_find_one(make_pair: MakePair, monkeypatch: pytest.MonkeyPatch) -> None:
+    corpus = make_pair([5, 30, 2])
+    before = packed(corpus, 8)
+    monkeypatch.setattr(fcntl, "flock", Mock(side_effect=OSError(errno.ENOSYS, "Function not implemented")))
+    assert packed(corpus, 8).facts == before.facts
+    remedy = "choose a folder on another file system, such as a disk of each node"
+    with pytest.raises(ValueError, match=rf"^PLUMBLINE_CACHE = \S+: files there cannot be locked \(.*\); {remedy}$"):
+        packed(corpus, 9)
+
+
+def test_windows_without_room_are_refused_before_they_are_packed(
+    make_pair: MakePair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corpus = make_pair([5, 30, 2, 2, 17])  # 55 inputs, at least 7 windows of as many pieces
+    folder = cache_folder() / "packing" / f"{corpus.fingerprint}-8"
+    usage = SimpleNamespace(free=7 * (12 + 8) - 1)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: usage)
+    with pytest.raises(ValueError, match=r"need about 0\.0 MB and the device has 0\.0 MB free; .*set PLUMBLINE_CACHE"):
+        packed(corpus, 8)
+    assert not folder.exists()
+    usage.free += 1
+    packed(corpus, 8)
+    assert sum((folder / name).stat().st_size for name in ("starts", "lengths", "windows")) >= usage.free
+
+
+def test_a_disk_that_is_full_meanwhile_is_named(make_pair: MakePair, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fill(*_arguments: object) -> Iterator[None]:
+        yield from ()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("plumbline.data.packed.packed_blocks", fill)
+    remedy = "Free some space, or set PLUMBLINE_CACHE to a folder on another device"
+    with pytest.raises(ValueError, match=rf"-8: no space left on the device; nothing was kept\. {remedy}$"):
         packed(make_pair([5, 30]), 8)
 
 
