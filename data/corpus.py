@@ -7,7 +7,7 @@ at a URL is read through a cache, and each part of it is checked when it arrives
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from plumbline.data.folders import CorpusFolder, LocalFolder, ShardFacts
 from plumbline.data.indexed import FileFacts, Int64s, count_documents, token_dtype
-from plumbline.data.manifest import MANIFEST, Manifest
+from plumbline.data.manifest import MANIFEST, Manifest, parse_without_blocks
 from plumbline.data.missing import NoCorpusError
 from plumbline.data.pairs import NoPairError, find_pairs, open_pairs
 from plumbline.data.paths import is_url
@@ -220,7 +220,8 @@ def corpora_beside(path: Path) -> str:
 
 
 def _open_folder(folder: CorpusFolder, check_sizes: bool) -> Corpus:
-    manifest = _parse_manifest(folder)
+    local = isinstance(folder, LocalFolder)  # of which no block is checked when it is read
+    manifest = _parse_manifest(folder, parse_without_blocks if local else Manifest.model_validate_json)
     files = {name: FileFacts(record.size, record.xxh3_64, record.blocks) for name, record in manifest.files.items()}
     outer, folder = folder, folder.within(manifest.folder)
     if check_sizes:
@@ -293,18 +294,21 @@ def read_manifest(path: str | Path, cache: CacheConfig | None = None) -> Manifes
         OSError: there is none.
         ValueError: not JSON, or a fact is missing or of the wrong type.
     """
-    return _parse_manifest(folder_at(path, cache))
+    return _parse_manifest(folder_at(path, cache), Manifest.model_validate_json)
 
 
-def _parse_manifest(folder: CorpusFolder) -> Manifest:
+def _parse_manifest(folder: CorpusFolder, parse: Callable[[bytes], Manifest]) -> Manifest:
+    data = folder.read(MANIFEST)
     try:
-        return Manifest.model_validate_json(folder.read(MANIFEST))
-    except ValidationError as error:
+        return parse(data)
+    except ValueError as error:
         folder.forget(MANIFEST)
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "the file"
+        where, problem = "the file", f"Invalid JSON: {error}"
+        if isinstance(error, ValidationError):
+            first = error.errors()[0]
+            where, problem = ".".join(map(str, first["loc"])) or where, first["msg"]
         raise ValueError(
-            f"{folder / MANIFEST}: {where}: {first['msg']}; prepare the corpus again with --overwrite"
+            f"{folder / MANIFEST}: {where}: {problem}; prepare the corpus again with --overwrite"
         ) from error
 
 

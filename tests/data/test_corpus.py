@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from plumbline.data.config import SourceConfig
-from plumbline.data.corpus import Corpus, open_corpus
+from plumbline.data.corpus import Corpus, open_corpus, read_manifest
 from plumbline.data.preparation.verifying import verify
 
 
@@ -123,8 +123,9 @@ def test_a_manifest_that_disagrees_is_refused(corpus: Path, path: tuple[str, ...
 def test_a_half_written_manifest_is_refused(corpus: Path) -> None:
     text = (corpus / "corpus.json").read_text()
     (corpus / "corpus.json").write_text(text[: len(text) // 2])
-    with pytest.raises(ValueError, match=r"corpus\.json: the file: Invalid JSON"):
-        open_corpus(corpus)
+    for parse in (open_corpus, read_manifest):
+        with pytest.raises(ValueError, match=r"corpus\.json: the file: Invalid JSON.*; prepare the corpus again"):
+            parse(corpus)
 
 
 def test_another_tokenizer_in_its_place_is_noticed(corpus: Path) -> None:

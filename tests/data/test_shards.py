@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from plumbline.data.config import DataConfig
-from plumbline.data.corpus import Corpus, open_corpus
+from plumbline.data.corpus import Corpus, open_corpus, read_manifest
 from plumbline.data.loader import TrainBatches
 from plumbline.data.preparation.verifying import verify
 from plumbline.data.remote.cache import CacheConfig
@@ -202,6 +202,14 @@ def test_as_many_shards_stay_open_as_a_process_may_have_files(
         assert opened == 2 * min(250, most_open(files))
     finally:
         _kept.cache_clear()
+
+
+def test_checksums_of_blocks_are_held_only_where_blocks_are_checked(byte_corpus: Path, tmp_path: Path) -> None:
+    folder = simulate(byte_corpus, tmp_path / "large", 3, 10**7)
+    corpora = [open_corpus(place, CacheConfig(path=str(tmp_path / "cache"))) for place in (folder, f"file://{folder}")]
+    manifests = [*(corpus.manifest for corpus in corpora), read_manifest(folder)]
+    assert [manifest and len(manifest.files["train-00002.bin"].blocks) for manifest in manifests] == [0, 3, 3]
+    assert corpora[0].fingerprint == corpora[1].fingerprint
 
 
 def test_a_trillion_tokens_in_ten_thousand_shards_take_little_memory(byte_corpus: Path, tmp_path: Path) -> None:
