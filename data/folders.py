@@ -113,10 +113,14 @@ class LocalFolder:
             UnlikeManifestError: a file is missing, or has another; the first of them in the order of `sizes`.
         """
         files = list(sizes.items())
-        share = -(-len(files) // AT_ONCE) or 1  # tasks of one file each would cost more than the files of a local disk
-        with ThreadPoolExecutor(AT_ONCE) as pool:
-            shares = [files[first : first + share] for first in range(0, len(files), share)]
-            wrong = next(filter(None, pool.map(self._first_unlike, shares)), None)
+        share = max(AT_ONCE, -(-len(files) // AT_ONCE))  # a thread costs as much as many files of a local disk
+        shares = [files[first : first + share] for first in range(0, len(files), share)]
+        if len(shares) > 1:
+            with ThreadPoolExecutor(AT_ONCE) as pool:
+                found = list(pool.map(self._first_unlike, shares))
+        else:
+            found = list(map(self._first_unlike, shares))
+        wrong = next(filter(None, found), None)
         if wrong is not None:
             raise UnlikeManifestError(
                 f"{self.path}/{wrong[0]}: {wrong[1]}, {manifest} expects {sizes[wrong[0]]} bytes; copy the corpus "
