@@ -22,10 +22,12 @@ import numpy.typing as npt
 import xxhash
 
 from plumbline.data.heldout import UInt64s
+from plumbline.data.preparation.available import available_bytes
 from plumbline.data.preparation.long_text import PART_BYTES
 
 BANDS, ROWS, WORDS = 14, 8, 5
-SHINGLES_AT_ONCE = 4096  # bounds memory: each takes 112 numbers of 8 bytes
+SORTED = 50  # bytes for each document while the hashes of one column are sorted
+SHINGLES_AT_ONCE = 4096  # bounds memory: each is 112 numbers of 8 bytes
 WORD = re.compile(r"\w+")
 
 
@@ -40,6 +42,21 @@ def check_mode(mode: str | None) -> None:
             _empty_signature()
         except ImportError as error:
             raise ValueError("--deduplicate near: needs the package datasketch; pip install -e '.[dedup]'") from error
+
+
+def check_memory(documents: int, mode: str) -> None:
+    """Refuse to look for duplicates among more documents than there is memory for.
+
+    Raises:
+        ValueError: says how much is needed, and how much there is.
+    """
+    needed, available = documents * SORTED, available_bytes()
+    if needed > available:
+        raise ValueError(
+            f"--deduplicate {mode}: {documents:,} documents need about {needed / 1e9:,.1f} GB of memory at once, and "
+            f"{available / 1e9:,.1f} GB are available; give the command more (under Slurm: --mem), prepare parts of "
+            "the text and --merge them, which leaves duplicates of other parts, or leave --deduplicate out"
+        )
 
 
 def key_count(mode: str | None) -> int:

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from plumbline.data.heldout import HeldOut, Sample, UInt64s, choose
 from plumbline.data.indexed import Int64s
-from plumbline.data.preparation.duplicates import first_ones, key_count
+from plumbline.data.preparation.duplicates import check_memory, first_ones, key_count
 from plumbline.data.preparation.encoding import (
     CHANGED,
     SPLITS,
@@ -211,6 +211,7 @@ def _kept(request: Request, work: Work, surveyed: Surveyed) -> npt.NDArray[np.bo
     """Return a flag for every document: whether it is part of the corpus; or None if nothing is left out."""
     if request.deduplicate is None:
         return None
+    check_memory(surveyed.documents, request.deduplicate)
     units = range(len(surveyed.units))
     # Copied, else the file of every unit would stay open until the last one is read
     kept = first_ones(lambda column: (np.array(work.documents(unit)["keys"][:, column]) for unit in units), work.keys)

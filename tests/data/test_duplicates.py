@@ -3,12 +3,17 @@
 import json
 import random
 import resource
+import shutil
+import tracemalloc
 from pathlib import Path
 
+import numpy as np
+import psutil
 import pytest
 
 from plumbline.data.corpus import open_corpus
-from plumbline.data.preparation.duplicates import normalised
+from plumbline.data.preparation.available import available_bytes
+from plumbline.data.preparation.duplicates import SORTED, first_ones, normalised
 from plumbline.data.prepare import Request, prepare
 from plumbline.data.sources import Sources
 
@@ -88,3 +93,46 @@ def test_a_tokenizer_does_not_train_on_what_is_removed(tmp_path: Path) -> None:
         prepare(Request(source, "train-bpe:400", tmp_path / name, 0.2, deduplicate="exact"))
     for file in ("tokenizer/tokenizer.json", "train.bin", "validation.bin"):
         assert (tmp_path / "once" / file).read_bytes() == (tmp_path / "thrice" / file).read_bytes()
+
+
+def test_more_documents_than_memory_holds_are_refused_before_they_are_sorted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = [f"text number {number}" for number in range(100)]
+    monkeypatch.setattr("plumbline.data.preparation.duplicates.available_bytes", lambda: 100 * 50 - 1)
+    words = (
+        r"--deduplicate exact: 100 documents need about 0\.0 GB of memory at once, and 0\.0 GB are available; .*--mem"
+    )
+    with pytest.raises(ValueError, match=words):
+        kept(tmp_path, texts, "exact")
+    assert len(kept(tmp_path, texts, None)[0]) == 100
+    monkeypatch.setattr("plumbline.data.preparation.duplicates.available_bytes", lambda: 100 * 50)
+    shutil.rmtree(tmp_path / "c")
+    assert len(kept(tmp_path, texts, "exact")[0]) == 100
+
+
+@pytest.mark.parametrize("columns", [1, 2])
+def test_sorting_takes_no_more_memory_than_is_asked_for(columns: int) -> None:
+    count = 200_000
+    hashes = np.random.default_rng(0).integers(0, 2**63, (columns, 10, count // 10)).astype(np.uint64)
+    tracemalloc.start()
+    first_ones(lambda column: (hashes[column, unit].copy() for unit in range(10)), columns)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert SORTED - 5 < peak / count < SORTED + 2
+
+
+def test_memory_is_what_all_groups_of_a_process_leave(tmp_path: Path) -> None:
+    own, free = tmp_path / "own", psutil.virtual_memory().available
+    own.write_text("1:name=systemd:/elsewhere\n0::/job/step\n")
+    assert available_bytes(tmp_path, own) > free / 2, "no group has a limit"
+    for group, limit, current in (("job", "1000", 900), ("job/step", "max", 500)):
+        (tmp_path / group).mkdir()
+        (tmp_path / group / "memory.max").write_text(f"{limit}\n")
+        (tmp_path / group / "memory.current").write_text(f"{current}\n")
+        (tmp_path / group / "memory.stat").write_text("anon 400\nfile 470\ninactive_file 150\nactive_file 250\n")
+    assert available_bytes(tmp_path, own) == 500, "pages of files are given up"
+    (tmp_path / "job" / "step" / "memory.max").write_text("450")
+    assert available_bytes(tmp_path, own) == 350
+    (tmp_path / "job" / "step" / "memory.max").write_text("50")
+    assert available_bytes(tmp_path, own) == 0
