@@ -163,9 +163,9 @@ def open_corpus(path: CorpusPath, cache: CacheConfig | None = None, check_sizes:
     that it contains, sorted by path.
 
     Args:
-        path: where it is, here or at a URL.
-        cache: where the parts of one at a URL are kept.
-        check_sizes: look at all files of a folder now, and not at each pair when it is first read.
+        path: where it is, on this machine or at a URL.
+        cache: where parts of a corpus at a URL are kept.
+        check_sizes: whether to compare the sizes of all files now, rather than of each pair when it is first read.
 
     Raises:
         NoCorpusError: it is missing.

@@ -110,7 +110,7 @@ class LocalFolder:
         """Compare sizes.
 
         Raises:
-            UnlikeManifestError: a file is missing, or has another; the first of them in the order of `sizes`.
+            UnlikeManifestError: a file is missing or has a different size; names the first in the order of `sizes`.
         """
         files = list(sizes.items())
         share = max(AT_ONCE, -(-len(files) // AT_ONCE))  # a thread costs as much as many files of a local disk

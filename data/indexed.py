@@ -169,9 +169,9 @@ def open_index(file: BinaryIO, name: str | Path, identity: bool | None = None, h
     Args:
         file: the file; it may be closed afterwards.
         name: what to call it in errors.
-        identity: what was found when the same file was opened before; None finds out.
-        has_checksum: whether there is one of the file, which was then written here; else all of it is read, and has to
-            fit.
+        identity: `Index.identity` of the same file, if it was opened before; None finds it out.
+        has_checksum: whether corpus.json has a checksum of the file, so that Plumbline wrote it; if not, all of it is
+            read and checked for consistency.
 
     Raises:
         ValueError: it is not in this format, or damaged.
@@ -188,8 +188,8 @@ def open_index(file: BinaryIO, name: str | Path, identity: bool | None = None, h
     if not has_checksum:
         _check_pointers(lengths, pointers, dtype.itemsize, name)
     end = int(pointers[-1]) + int(lengths[-1]) * dtype.itemsize if sequences else 0
-    # Nearly always one sequence is one document, and the mapped offsets serve as they are, without a copy.
-    if identity is None:  # what was written here has a sequence or more for each document, so numbers tell it
+    # Nearly always one sequence is one document, so the mapped offsets can be used without a copy.
+    if identity is None:  # our writer gives each document at least one sequence, so equal counts prove it
         identity = indices == sequences + 1 and (has_checksum or _counts_by_one(documents))
     return Index(dtype, end, pointers if identity else np.append(pointers, end)[documents[:-1]], identity)
 

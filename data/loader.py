@@ -69,10 +69,10 @@ class TrainBatches:
             seed: Seed of the order of samples.
             rank: Rank of this process.
             world_size: Processes that share the work.
-            vocab_size: Refuse token ids from there on when they are read; None takes any.
-            for_gpu: Put batches into pinned memory, in the threads that read them, from where a GPU copies them
-                without anybody waiting.
-            check_sizes: Look at all files of the corpora now, as `open_corpus` says.
+            vocab_size: Refuse token ids at or above this when they are read; None takes any.
+            for_gpu: Pin the batches' memory, in the threads that read them, so that they can be copied to a GPU
+                asynchronously.
+            check_sizes: See `open_corpus`.
 
         Raises:
             ValueError: a corpus is missing, damaged, too short, or made with another tokenizer than the rest, or the

@@ -24,11 +24,11 @@ def training_stream(corpus: SampleSource, config: DataConfig) -> WindowStream:
 def open_corpora(
     sources: Sequence[SourceConfig], cache: CacheConfig | None = None, check_sizes: bool = True
 ) -> dict[str, SampleSource]:
-    """Open corpora and tasks and name them, by the configured name, the last part of the path or the task's name.
+    """Open corpora and tasks, keyed by the configured name, the last part of the path or the task's name.
 
     Args:
         sources: what to open.
-        cache: where the parts of corpora at URLs are kept.
+        cache: where parts of corpora at URLs are kept.
         check_sizes: as `open_corpus` takes it.
 
     Raises:
@@ -47,7 +47,7 @@ def open_corpora(
 
 
 def open_source(source: SourceConfig, cache: CacheConfig | None = None, check_sizes: bool = True) -> SampleSource:
-    """Open one corpus or task; a corpus at a URL by way of a cache.
+    """Open one corpus or task; a corpus at a URL is read through a cache.
 
     Raises:
         ValueError: the corpus cannot be opened, or the task has too few examples to hold some out.

@@ -13,11 +13,11 @@ from plumbline.data.remote.piece import Piece
 from plumbline.data.remote.tokens import RemoteTokens
 
 OPEN = 16384
-"""Most shards of all corpora together that are open at a time: each takes two of the 65,530 mappings of a process."""
+"""Most shards open at a time over all corpora: each takes two of the 65,530 mappings of a process."""
 OTHER_FILES = 2048
-"""Open files that are left to everything else, such as connections to other ranks."""
+"""Open files reserved for everything else, such as connections to other ranks."""
 FEW = 64
-"""Shards that may be open however low the limit is."""
+"""Shards that may be open even under a low limit."""
 
 
 class Tokens(Protocol):
@@ -166,7 +166,7 @@ def _kept() -> Callable[[Shards, int], Tokens]:
 
 
 def _opened(shards: Shards, number: int) -> Tokens:
-    """Return an open shard of any corpus."""
+    """Return an open shard, from a cache that all corpora share."""
     return _kept()(shards, number)
 
 

@@ -125,7 +125,7 @@ def main() -> int:
             if world.is_main:
                 TRAINING.info(as_yaml(config).rstrip())
             return COMPLETE
-        single_rank = world.size == 1  # then nobody else has to be told, nor does an answer wait for DeepSpeed's start
+        single_rank = world.size == 1  # then no answer has to wait for DeepSpeed's start
         inputs = open_checked(config, plan, world, check_sizes=single_rank)
         if world.is_main:
             check_trackers(config.metrics.trackers)
@@ -192,9 +192,9 @@ def check_together(config: Config, plan: RunPlan, inputs: Inputs, world: World) 
     """Check what ranks find out together, or one of them for all. Collective.
 
     Raises:
-        ValueError: on all ranks alike; it says what is wrong.
+        ValueError: on all ranks alike.
     """
-    if world.size > 1:  # once for all, who are many: a corpus may have tens of thousands of files on a shared disk
+    if world.size > 1:  # a corpus may have tens of thousands of files, too many for every rank to ask for
         from_main(inputs.check_sizes, world)
     check_start(config, plan, world)
 

@@ -27,7 +27,7 @@ from plumbline.data.preparation.long_text import PART_BYTES
 
 BANDS, ROWS, WORDS = 14, 8, 5
 SORTED = 50  # bytes for each document while the hashes of one column are sorted
-SHINGLES_AT_ONCE = 4096  # bounds memory: each is 112 numbers of 8 bytes
+SHINGLES_AT_ONCE = 4096  # bounds memory: each takes 112 numbers of 8 bytes
 WORD = re.compile(r"\w+")
 
 

@@ -83,7 +83,7 @@ class RemoteFolder:
         self._cache.forget(self._piece(name))
 
     def check_sizes(self, sizes: Mapping[str, int], manifest: str) -> None:
-        """Ask nothing: every part is checked when it arrives."""
+        """Do nothing: every part is checked when it arrives."""
 
     def checksum(self, name: str) -> str:
         """Read a whole file from the server and return its checksum.

@@ -31,7 +31,7 @@ class Inputs:
         return {name: corpus.fingerprint for name, corpus in self.train.corpora.items()}
 
     def check_sizes(self) -> None:
-        """Look at all files of all corpora, as opening did unless it was told not to.
+        """Compare the sizes of all files of all corpora with their manifests.
 
         Raises:
             UnlikeManifestError: one is missing, or has another size than its manifest says.
@@ -48,7 +48,7 @@ def open_inputs(config: Config, world: World, check_sizes: bool = True) -> Input
     Args:
         config: what to read, and for which model.
         world: this process among all.
-        check_sizes: look at all files of the corpora now; else `Inputs.check_sizes` is to be called later, on one rank.
+        check_sizes: whether to compare the sizes of all files now; if not, call `Inputs.check_sizes` on one rank.
 
     Raises:
         ValueError: missing, damaged or too small corpus, vocabulary that does not fit, batch that does not divide, too
