@@ -104,7 +104,7 @@ from plumbline.launcher.runtime.system.deadline import watch_time_limit
 from plumbline.launcher.runtime.system.rank_log import rank_log
 from plumbline.launcher.runtime.system.world import World, read_world
 from plumbline.launcher.runtime.trackers import check_trackers
-from plumbline.launcher.runtime.train.checks import open_checked
+from plumbline.launcher.runtime.train.checks import check_for_all, open_checked
 from plumbline.launcher.runtime.train.description import describe
 from plumbline.launcher.runtime.train.endings import RAISED_ON_ALL_RANKS, accuse_nodes, code_of, user_facing
 from plumbline.launcher.runtime.train.rehearsal import rehearse
@@ -126,8 +126,8 @@ def main() -> int:
                 TRAINING.info(as_yaml(config).rstrip())
             return COMPLETE
         single_rank = world.size == 1  # then no answer has to wait for DeepSpeed's start
-        inputs = open_checked(config, plan, world, check_sizes=single_rank)
-        if world.is_main:
+        inputs = open_checked(config, plan, world, alone=single_rank)
+        if single_rank:
             check_trackers(config.metrics.trackers)
         if single_rank and is_finished(config, world):
             return COMPLETE
@@ -194,8 +194,8 @@ def check_together(config: Config, plan: RunPlan, inputs: Inputs, world: World) 
     Raises:
         ValueError: on all ranks alike.
     """
-    if world.size > 1:  # a corpus may have tens of thousands of files, too many for every rank to ask for
-        from_main(inputs.check_sizes, world)
+    if world.size > 1:
+        from_main(lambda: check_for_all(config, inputs), world)
     check_start(config, plan, world)
 
 

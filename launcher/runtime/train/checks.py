@@ -7,17 +7,18 @@ from plumbline.launcher.runtime.models import from_stock as initial_weights
 from plumbline.launcher.runtime.optim.schedule import check_phases
 from plumbline.launcher.runtime.run.inputs import Inputs, open_inputs
 from plumbline.launcher.runtime.system.world import World
+from plumbline.launcher.runtime.trackers import check_trackers
 from plumbline.launcher.runtime.train.guards.transfer import read_base
 
 
-def open_checked(config: Config, plan: RunPlan, world: World, check_sizes: bool = True) -> Inputs:
-    """Open what a run reads, once all that needs no other rank and no device is known to fit.
+def open_checked(config: Config, plan: RunPlan, world: World, alone: bool = True) -> Inputs:
+    """Check what a process can check without other ranks or a device, and open what the run reads.
 
     Args:
         config: as `branch.resolve` returned it.
         plan: of this configuration.
         world: this process among all; the ranks need not have met.
-        check_sizes: as `open_inputs` takes it.
+        alone: whether no other process checks the same; if one does, call `check_for_all` once they have met.
 
     Raises:
         ValueError: the phases of the schedule are longer than the run; a corpus is not there, damaged or too small; the
@@ -25,10 +26,22 @@ def open_checked(config: Config, plan: RunPlan, world: World, check_sizes: bool 
             model, or of another tokenizer; or guards.transfer.base logged no sizes of updates.
     """
     check_phases(config.schedule, plan.batch_plan, plan.total_steps)
-    inputs = open_inputs(config, world, check_sizes)
+    inputs = open_inputs(config, world, check_sizes=alone)
     branch.check(config, inputs.fingerprints)
     initial_weights.check(config)
     read_base(config.guards.transfer, most=1)  # or the guard would refuse it once the engine is built
-    if world.is_main:  # it may warn, which nobody needs from every rank
+    if alone:
         initial_weights.check_tokenizer(config, inputs)
     return inputs
+
+
+def check_for_all(config: Config, inputs: Inputs) -> None:
+    """Check on one rank what every other one would find as well: too many files for all to ask for, and what warns.
+
+    Raises:
+        ValueError: a file of a corpus has another size than its manifest says; train.initialize_from has another
+            tokenizer; or a tracker of metrics.trackers cannot work here.
+    """
+    inputs.check_sizes()
+    initial_weights.check_tokenizer(config, inputs)
+    check_trackers(config.metrics.trackers)
