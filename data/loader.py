@@ -324,11 +324,11 @@ def _fetched(ahead: Ahead, lock: threading.Lock, step: int, task: Callable[[], S
     return task()
 
 
-def calibration_batches(source: SampleSource, length: int, sequences: int) -> Iterator[torch.Tensor]:
-    """Yield token ids [B, T] of windows spread evenly over the training split, up to `CALIBRATION_ROWS` in a batch."""
+def calibration_batches(source: SampleSource, length: int, sequences: int) -> Iterator[Batch]:
+    """Yield windows spread evenly over the training split, up to `CALIBRATION_ROWS` in a batch."""
     split = training_split(source)
     available = split.training_windows(length)
     numbers = np.arange(min(sequences, available)) * available // min(sequences, available)
     for first in range(0, len(numbers), CALIBRATION_ROWS):
         chosen = numbers[first : first + CALIBRATION_ROWS]
-        yield gather([split], np.zeros_like(chosen), chosen, chosen, length)["input_ids"]
+        yield gather([split], np.zeros_like(chosen), chosen, chosen, length)

@@ -95,6 +95,8 @@ def print_fit(facts: dict[str, Any]) -> None:
     if derived.get("optimal_bits") is not None:
         band = derived["optimal_bits_band"]
         edges = f"   {band[0]:.2f} to {band[1]:.2f}" if band else ""
+        if missing := derived["no_optimal_bits"]:
+            edges += f"   ({missing:.0%} of the bootstrapped fits have none)"
         print(f"{'optimum':<10} {derived['optimal_bits']:.2f} bits in training, whatever the compute{edges}")
     for warning in facts["warnings"]:
         print(f"warning    {warning}")

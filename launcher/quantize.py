@@ -59,7 +59,7 @@ from plumbline.launcher.runtime.models.open import DTYPES, LoadedModel, device_n
 from plumbline.launcher.runtime.quantize.recipes import read_recipes
 from plumbline.launcher.runtime.quantize.report import REPORT, TITLE, write_report
 from plumbline.launcher.runtime.quantize.row import TextSettings
-from plumbline.launcher.runtime.quantize.rows import LAYERS, ROW_START, ROWS, RowFile, Text, measure_missing
+from plumbline.launcher.runtime.quantize.rows import LAYERS, ROW_START, ROWS, SUPERSEDED, RowFile, Text, measure_missing
 from plumbline.launcher.runtime.quantize.save import save_quantized
 from plumbline.model.quantization.post_training.recipes import RULE, SETS, Recipe
 
@@ -79,7 +79,7 @@ def main() -> None:
     if arguments.save is not None:
         save(arguments, source, wanted)
         return
-    for name, start in ((ROWS, ROW_START), (LAYERS, ROW_START), (REPORT, TITLE)):
+    for name, start in ((ROWS, ROW_START), (SUPERSEDED, ROW_START), (LAYERS, ROW_START), (REPORT, TITLE)):
         check_replaceable_file(arguments.output / name, start)
     rows = RowFile(arguments.output)
     for path in arguments.model:
@@ -121,7 +121,7 @@ def open_text(arguments: argparse.Namespace, source: SampleSource, model: Loaded
             sequence_length=length,
             batch_size=arguments.batch_size,
             max_batches=arguments.max_batches,
-            calibration_sequences=sum(len(batch) for batch in calibration),
+            calibration_sequences=sum(len(batch["input_ids"]) for batch in calibration),
         ),
     )
 

@@ -28,6 +28,8 @@ OWN_SCALE: dict[Site, dict[Granularity, tuple[int, ...]]] = {
 }
 SCALES = {"fp32": 32, "fp16": 16, "e8m0": 8, "e4m3": 8}  # bits of a stored scale
 SHRINKS = torch.linspace(1.0, 0.3, 71).tolist()[1:]  # shares of the range to try if it is chosen by squared error
+FP16_NEAREST = 8
+"""Bits up to which the nearest fp16 scale will do: it clips an eighth of a step, and of 2^16 codes it would clip 19."""
 TINY = torch.finfo(torch.float32).tiny
 
 
@@ -96,7 +98,8 @@ class Quantizer(BaseModel, extra="forbid", frozen=True, strict=True, use_attribu
     group_size: PositiveInt | None = None
     """Values of a group; for granularity group."""
     symmetric: bool = True
-    """Whether the grid is symmetric around zero. False: from the smallest value to the largest (integers only)."""
+    """Whether the grid is symmetric around zero; only values that a range or static limits clip may take the code
+    -2^(bits - 1) as well. False: from the smallest value to the largest (integers only)."""
     full_range: bool = False
     """For symmetric integers: use the smallest step with which the codes, including -2^(bits - 1), cover all values.
     False: a step of absmax / (2^(bits - 1) - 1), as in arXiv 2411.04330."""
@@ -230,7 +233,8 @@ class Quantizer(BaseModel, extra="forbid", frozen=True, strict=True, use_attribu
         low, high = limits.low.clamp_max(0.0), limits.high.clamp_min(0.0)
         codes = 2**numbers.bits - 1
         scale = self._stored((high - low) / codes, largest / codes)
-        return Grid(numbers, scale, (-low / scale).round())
+        # A scale that lost bits may be too small for both ends: then the lower one gives way
+        return Grid(numbers, scale, (-low / scale).round().clamp_max(codes))
 
     def _scale(self, reach: Tensor, numbers: Format, largest: Tensor) -> Tensor:
         if self.scales == "e8m0":
@@ -243,9 +247,13 @@ class Quantizer(BaseModel, extra="forbid", frozen=True, strict=True, use_attribu
     def _stored(self, scale: Tensor, largest_scale: Tensor) -> Tensor:
         """Return the scale as stored, which is positive even for blocks of zeros."""
         if self.scales == "fp16":
-            # Rounded up if subnormal, since its few bits could otherwise clip the largest value
-            subnormal, half = (scale * 2.0**24).ceil().clamp_min(1.0) / 2.0**24, torch.finfo(torch.float16)
-            return torch.where(scale < half.tiny, subnormal, scale.clamp_max(half.max).half().float())
+            half = torch.finfo(torch.float16)
+            if self.numbers.bits <= FP16_NEAREST:
+                # Rounded up if subnormal, since its few bits could otherwise clip the largest value
+                subnormal = (scale * 2.0**24).ceil().clamp_min(1.0) / 2.0**24
+                return torch.where(scale < half.tiny, subnormal, scale.clamp_max(half.max).half().float())
+            unit = power_of_two((torch.frexp(scale.clamp_min(2.0**-24)).exponent - 11).clamp_min(-24))
+            return ((scale / unit).ceil().clamp_min(1.0) * unit).clamp_max(half.max)
         if self.scales == "e4m3":
             e4m3 = Float(4, 3)
             whole = (largest_scale / e4m3.largest).clamp_min(TINY)

@@ -18,7 +18,7 @@ class Measured:
     runs: NDArray[np.intp]
     """Number of each point's run: one checkpoint, however it was quantized afterwards."""
     scorings: NDArray[np.intp] | None = None
-    """Number of the text on which a point was scored, if a run has several, or None for the run's number."""
+    """Number of the text and weights with which a point was scored, or None for the run's number."""
 
     def __getitem__(self, index: NDArray[np.bool_]) -> "Measured":
         """Select some of the points."""

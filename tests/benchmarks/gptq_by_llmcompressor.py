@@ -36,7 +36,7 @@ def main() -> None:
     arguments = parser.parse_args()
     source = open_source(SourceConfig(path=arguments.data))
     batches = calibration_batches(source, arguments.sequence_length, arguments.calibration_sequences)
-    tokens = torch.cat(list(batches))
+    tokens = torch.cat([batch["input_ids"] for batch in batches])
     text = Dataset.from_dict({"input_ids": tokens.tolist(), "attention_mask": torch.ones_like(tokens).tolist()})
     for bits in arguments.bits:
         weights: dict[str, Any] = {"num_bits": bits, "type": "int", "symmetric": True, "strategy": "channel"}

@@ -29,6 +29,7 @@ from plumbline.model.export.targets import TARGETS, resolved, to_hugging_face
 from plumbline.model.objectives.objective import TrainedLM
 from plumbline.model.quantization.layers import rounded_weights
 from plumbline.model.quantization.precision import PrecisionConfig
+from plumbline.model.stock_inputs import DOCUMENT_MASK
 
 SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 EXPORT = FolderKind(
@@ -66,6 +67,7 @@ def export(model: LoadedModel, output: Path, target: str, overwrite: bool = Fals
     plain = {name: weight for name, weight in weights.items() if not name.startswith(OBJECTIVE)}
     target = resolved(target, ours.config)
     entries, stock_weights = to_hugging_face(target, ours.config, ours.multipliers, plain)
+    entries |= {DOCUMENT_MASK: True} if ours.config.document_mask else {}
     room = _headroom(target, ours)
 
     with new_folder(output, EXPORT) as staging:

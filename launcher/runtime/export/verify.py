@@ -1,6 +1,6 @@
 """Verify an export: reload the folder as a user would, and compare it with the model."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any, cast
@@ -14,6 +14,7 @@ from plumbline.model.decoder import CausalLM
 from plumbline.model.export import thinker
 from plumbline.model.lookahead.generation import Trigger, generate_thinking, think
 from plumbline.model.objectives.objective import Decoding
+from plumbline.model.stock_inputs import stock_inputs
 
 RELATIVE_TOLERANCE = 1e-5  # of fp32 logits: max |difference| / max |logit|
 GREEDY_TOKENS = 32
@@ -35,18 +36,36 @@ def _check_prompt(model: CausalLM) -> tuple[Tensor, int]:
     return prompt, min(GREEDY_TOKENS, room - prompt.size(1))
 
 
+def _two_documents(tokens: Tensor) -> dict[str, Tensor]:
+    """Return a batch whose sequences are two documents each."""
+    places = torch.arange(tokens.size(1), dtype=torch.int32).expand(tokens.shape)
+    half = max(1, tokens.size(1) // 2)
+    second = (places >= half).int()
+    return {"input_ids": tokens, "document_ids": second, "positions": places - half * second}
+
+
+def _relative_error(ours: CausalLM, stock: nn.Module, batch: Mapping[str, Tensor]) -> float:
+    """Return the largest |logit difference| over the largest |logit|."""
+    expected, found = ours.logits(batch), stock(**stock_inputs(stock, batch)).logits
+    return float((expected - found).abs().max() / expected.abs().max())
+
+
 @torch.no_grad()
 def verify_plain(ours: CausalLM, staging: Path, output: Path, architecture: str, own_code: bool) -> ExportReport:
-    """Reload the folder as a user would; compare logits on random tokens, then greedy continuations."""
+    """Reload the folder as a user would; compare logits on random tokens, then greedy continuations.
+
+    Logits of a run that masks documents are compared on two documents as well.
+    """
     from transformers import AutoModelForCausalLM
 
     stock: nn.Module = AutoModelForCausalLM.from_pretrained(
         staging, dtype=torch.float32, trust_remote_code=own_code
     ).eval()
     ours = ours.float().cpu().eval()
-    tokens = check_tokens(ours.config)
-    expected, found = ours(tokens), stock(input_ids=tokens).logits
-    relative_error = float((expected - found).abs().max() / expected.abs().max())
+    batches = [{"input_ids": check_tokens(ours.config)}]
+    if ours.config.document_mask:
+        batches.append(_two_documents(batches[0]["input_ids"]))
+    relative_error = max(_relative_error(ours, stock, batch) for batch in batches)
     if not relative_error <= RELATIVE_TOLERANCE:
         raise ExportError(
             f"{output}: reloaded as {architecture}, logits differ by {relative_error:.1e} of the largest "

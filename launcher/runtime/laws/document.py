@@ -35,6 +35,8 @@ from plumbline.model.scaling_laws.published import PUBLISHED, SourcedLaw, publis
 
 CURVE_POINTS = 60
 POST_BITS = (3, 4, 5, 6, 8)
+SEVERAL = 0.05
+"""Share of bootstrapped fits without an optimal width above which it has no band: what a band of 95 % leaves out."""
 
 
 def describe(rows: Rows, fit: Fit, resampled: Sequence[Law], hold_out: str | None) -> dict[str, Any]:
@@ -90,7 +92,9 @@ def derive(fit: Fit, resampled: Sequence[Law]) -> dict[str, Any]:
         derived["at_optimal_bits"] = asdict(allocate_with_precision(law, flops)) if splits else None
         others = [_or_none(optimal_precision, other) for other in resampled if isinstance(other, PrecisionLaw)]
         known = [bits for bits in others if bits is not None]
-        derived["optimal_bits_band"] = list(np.percentile(known, BAND)) if known else None
+        missing = derived["no_optimal_bits"] = others.count(None) / max(1, len(others))
+        # A band of the draws that have an optimum would leave out the ends where there is none
+        derived["optimal_bits_band"] = list(np.percentile(known, BAND)) if known and missing <= SEVERAL else None
     if "C_T" in law.constants:
         size = float(at.parameters.max())
         critical = {str(bits): critical_tokens(law, size, bits) / size for bits in POST_BITS}

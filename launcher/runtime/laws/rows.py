@@ -27,7 +27,8 @@ from plumbline.model.scaling_laws.points import points
 
 NAMES = ("results.jsonl", "rows.jsonl")  # in a folder: of a sweep, of a quantization report
 REQUIRED = ("parameters", "tokens", "weight_bits", "activation_bits", "kv_bits")
-SCORING = ("data_fingerprint", "sequence_length", "batch_size", "max_batches")
+SCORING = ("data_fingerprint", "sequence_length", "batch_size", "max_batches", "base_loss")
+"""What tells points of one run apart: the text, and the weights, which were trained anew if base_loss differs."""
 SETTINGS = ("lr", "labels", "post")
 """Other settings in which rows may differ: learning rate and labels in sweeps, the recipe in quantization reports."""
 MORE_THAN_WEIGHTS = ("post_activation_bits", "post_kv_bits")

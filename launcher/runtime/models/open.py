@@ -32,6 +32,7 @@ from plumbline.model.generation import Reader, cached_reader, continue_together
 from plumbline.model.lookahead.generation import Drafts, Trigger, generate_thinking, generate_verified
 from plumbline.model.objectives.objective import Decoding, Objective, TrainedLM
 from plumbline.model.sampling import check_room, check_sampling
+from plumbline.model.stock_inputs import stock_inputs
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -100,7 +101,7 @@ class LoadedModel:
             return self._trained.thinking_logits(batch)
         if isinstance(self.module, CausalLM):
             return self.module.logits(batch)
-        return self.module(input_ids=batch["input_ids"]).logits.float()  # type: ignore[no-any-return]
+        return self.module(**stock_inputs(self.module, batch)).logits.float()  # type: ignore[no-any-return]
 
     @torch.no_grad()
     def evaluate(self, batch: Mapping[str, Any], thinking: bool = False) -> LossSums:

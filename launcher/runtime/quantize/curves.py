@@ -62,16 +62,29 @@ def by_tokens(rows: Sequence[Row]) -> Lines:
     return {name: points for name, points in _named(lines, least=2).items() if points[0][0] < points[-1][0]}
 
 
-def outlier_pairs(rows: Sequence[Row], quantity: Outlier) -> Pairs:
-    """Return (largest outlier measure of the layers' inputs, delta) for each recipe that rounds activations."""
-    pairs = []
+def outlier_lines(rows: Sequence[Row], quantity: Outlier) -> Lines:
+    """Return recipe -> (the largest of a layer's input, delta) of each model, of recipes that round activations.
+
+    Recipes of fewer than three models are left out. A run and its export are one model.
+    """
+    found: dict[tuple[Any, ...], dict[str, tuple[float, float]]] = defaultdict(dict)
     for row in rows:
         largest = row.rounding.kurtosis_largest if quantity == "kurtosis" else row.rounding.mmr_largest
         # An activation may make half of a layer's inputs 0: then a ratio to their median is meaningless
         pair = (math.nan if largest is None else largest, row.damage.delta)
         if row.bits.post_activation_bits is not None and all(map(math.isfinite, pair)):
-            pairs.append(pair)
-    return pairs
+            found[row.recipe, row.text.scoring].setdefault(row.base_loss_shown, pair)
+    return _named({key: list(models.values()) for key, models in found.items()}, least=3)
+
+
+def correlations(lines: Lines) -> dict[str, str]:
+    """Return the rank correlation of each line in words; of those that have one."""
+    found = {name: spearman(pairs) for name, pairs in lines.items()}
+    return {
+        name: f"Spearman {value:+.2f} over {len(lines[name])} models"
+        for name, value in found.items()
+        if not math.isnan(value)
+    }
 
 
 def spearman(pairs: Sequence[tuple[float, float]]) -> float:
@@ -122,18 +135,19 @@ def _outliers(axes: Axes, rows: Sequence[Row]) -> None:
     found = False
     markers: dict[Outlier, str] = {"kurtosis": "o", "mmr": "^"}
     for quantity, marker in markers.items():
-        pairs = outlier_pairs(rows, quantity)
-        if len(pairs) < 3:
-            continue
-        found = True
-        x, y = zip(*pairs, strict=True)
-        axes.plot(x, y, marker, markersize=4, alpha=0.7, label=f"{quantity}, Spearman {spearman(pairs):+.2f}")
+        lines = outlier_lines(rows, quantity)
+        said = correlations(lines)
+        for recipe, pairs in lines.items():
+            found = True
+            x, y = zip(*pairs, strict=True)
+            label = f"{recipe}, {quantity}, {said.get(recipe, f'{len(pairs)} models')}"
+            axes.plot(x, y, marker, markersize=4, alpha=0.7, label=label)
     axes.set_xscale("log")
     axes.set_yscale("symlog", linthresh=1e-4)
     axes.set_xlabel("largest of a layer's input")
     axes.set_ylabel("loss added, activations rounded (nats per token)")
     axes.grid(alpha=0.3)
-    _legend_or_note(axes, found, "fewer than three rows round activations")
+    _legend_or_note(axes, found, "no recipe rounds activations of three models")
 
 
 def _predicted(axes: Axes, pairs: Pairs, floor: float) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from plumbline.launcher.runtime.quantize.curves import Outlier, draw_curves, outlier_pairs, spearman
+from plumbline.launcher.runtime.quantize.curves import Outlier, correlations, draw_curves, outlier_lines
 from plumbline.launcher.runtime.quantize.row import Row
 from plumbline.launcher.runtime.system.files import write_whole
 from plumbline.model.scaling_laws.law import Law
@@ -53,12 +53,10 @@ def _lines(rows: Sequence[Row]) -> list[str]:
         lines += [f"## {model}", "", *(f"- {fact}" for fact in about(own[0])), "", *table(own), ""]
     lines += ["Deltas in brackets are smaller than the noise floor.", ""]
     for name in OUTLIERS:
-        pairs = outlier_pairs(rows, name)
-        if len(pairs) >= 3:
-            lines.append(
-                f"Where activations are rounded, the largest {name} of a layer's input goes with the loss added: "
-                f"Spearman {spearman(pairs):+.2f} over {len(pairs)} rows."
-            )
+        lines += [
+            f"- {recipe}: the largest {name} of a layer's input against the loss added, {correlation}"
+            for recipe, correlation in correlations(outlier_lines(rows, name)).items()
+        ]
     return [*lines, "", f"![curves]({CURVES})"]
 
 
@@ -79,7 +77,7 @@ def about(row: Row) -> list[str]:
     """Return lines on what all rows of a model share."""
     model, text, damage = row.checkpoint, row.text, row.damage
     facts = [
-        f"loss {damage.base_loss:.4f} nats per token on {damage.predicted_tokens:,} tokens of {text.data} in "
+        f"loss {row.base_loss_shown} nats per token on {damage.predicted_tokens:,} tokens of {text.data} in "
         f"{damage.sequences:,} sequences of {text.sequence_length}",
         f"{model.parameters:,} parameters in blocks",
     ]

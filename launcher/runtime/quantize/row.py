@@ -28,9 +28,14 @@ class TextSettings:
     calibration_sequences: int
 
     @property
-    def scoring(self) -> tuple[Any, ...]:
-        """Return what comparable rows share: the text as the user named it, and how it is cut."""
+    def as_named(self) -> tuple[Any, ...]:
+        """Return what a user asks for: the text by its name, whatever it holds by now, and how it is cut."""
         return self.data, self.sequence_length, self.batch_size, self.max_batches, self.calibration_sequences
+
+    @property
+    def scoring(self) -> tuple[Any, ...]:
+        """Return what comparable rows share: the text, and how it is cut."""
+        return *self.as_named, self.data_fingerprint
 
 
 @dataclass(frozen=True)
@@ -88,8 +93,22 @@ class Row:
 
     @property
     def scored(self) -> tuple[Any, ...]:
-        """Return what rows of one table share: the model and the text."""
-        return self.checkpoint.model, self.checkpoint.average, *self.text.scoring
+        """Return what rows of one table share: the model, its weights, and the text.
+
+        Weights that were trained anew under the same name have another loss.
+        """
+        return self.checkpoint.model, self.checkpoint.average, self.base_loss_shown, *self.text.scoring
+
+    @property
+    def base_loss_shown(self) -> str:
+        """Return the original's loss as reports show it, which tells weights apart, and a run not from its export."""
+        return f"{self.damage.base_loss:.4f}"
+
+    @property
+    def request(self) -> tuple[Any, ...]:
+        """Return what a command asked for, in its words: of two rows with the same, the later one counts."""
+        about = self.checkpoint
+        return about.model, about.step, about.average, self.recipe, *self.text.as_named
 
     def to_json(self) -> dict[str, Any]:
         """Return an object of rows.jsonl, with all values at the top level and null for those that are not finite."""

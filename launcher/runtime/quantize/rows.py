@@ -1,6 +1,7 @@
 """Keep a row per checkpoint and recipe in rows.jsonl, and the reports of layers in layers.jsonl.
 
-Existing rows are not measured again, so repeating a command resumes it.
+Existing rows are not measured again, so repeating a command resumes it. If weights, a recipe or a text have changed
+under the same name, the new row replaces the earlier one, which moves to superseded.jsonl.
 """
 
 import hashlib
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import nn
 
 from plumbline.data.damage import reading
 from plumbline.data.streams import SampleSource
@@ -26,12 +27,14 @@ from plumbline.launcher.runtime.system.files import finite, naming, read_json_li
 from plumbline.launcher.runtime.system.log import LOG
 from plumbline.launcher.runtime.system.progress import watched
 from plumbline.model.quantization.post_training.apply import check_recipe, quantize_model
+from plumbline.model.quantization.post_training.calibration import Sample
 from plumbline.model.quantization.post_training.recipes import Recipe
 from plumbline.model.quantization.post_training.report import LayerReport
 
-ROWS, LAYERS = "rows.jsonl", "layers.jsonl"
+ROWS, LAYERS, SUPERSEDED = "rows.jsonl", "layers.jsonl", "superseded.jsonl"
 ROW_START = '{"key": '
 Batches = Callable[[], Iterable[Mapping[str, Any]]]
+Line = tuple[Row, dict[str, Any]]  # with the object that it was read from
 
 
 @dataclass(frozen=True)
@@ -41,8 +44,8 @@ class Text:
     source: SampleSource
     batches: Batches
     """Batches of the held-out split, the same at each call."""
-    calibration: Sequence[Tensor]
-    """Token ids [B, T] of the training split."""
+    calibration: Sequence[Sample]
+    """Batches of the training split."""
     settings: TextSettings
     """Settings on which a row depends besides model and recipe."""
 
@@ -103,10 +106,19 @@ def noise_floor(model: LoadedModel, text: Text) -> float:
     It is the end farther from zero of the 95 % interval of the change here, since the change itself may be near zero by
     chance.
     """
-    rounded = replace(model, module=deepcopy(model.module).to(torch.bfloat16))
+    rounded = replace(model, module=in_bf16(model.module))
     found = damage(compare(model, rounded, text.batches()), text.source.held_out)
     ends = (found.delta, *found.delta_interval)
     return max((abs(each) for each in ends if not math.isnan(each)), default=math.nan)
+
+
+def in_bf16(module: nn.Module) -> nn.Module:
+    """Return a copy with its weights in bf16; buffers, such as rotary frequencies, stay in fp32 as on loading."""
+    rounded = deepcopy(module)
+    for parameter in rounded.parameters():
+        if parameter.is_floating_point():  # a quantized folder has codes besides
+            parameter.data = parameter.data.to(torch.bfloat16)
+    return rounded
 
 
 def row_key(model: LoadedModel, recipe: Recipe, text: Text) -> str:
@@ -128,12 +140,12 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def read_rows(folder: Path) -> list[Row]:
-    """Return the rows of a folder without changing it.
+    """Return the rows of a folder that count, without changing it.
 
     Raises:
         ValueError: a line is not a row; names the file and the line.
     """
-    return [_row(f"{folder / ROWS}, line {number}", item) for number, item in _read(folder / ROWS)]
+    return [row for row, _ in _rows(folder)[0]]
 
 
 class RowFile:
@@ -147,13 +159,24 @@ class RowFile:
         """
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
-        lines = _read(folder / ROWS)
-        self.rows = read_rows(folder)
+        self._settle()
+
+    def _settle(self) -> None:
+        """Read the rows that count, and move the others to superseded.jsonl; the lines of their layers go."""
+        rows, superseded = _rows(self.folder)
+        self.rows = [row for row, _ in rows]
         known = {row.key for row in self.rows}
-        layers = [(number, layer) for number, layer in _read(folder / LAYERS) if layer["key"] in known]
-        for name, items in ((ROWS, lines), (LAYERS, layers)):
-            if (folder / name).is_file():
-                write_json_lines(folder / name, (item for _, item in items))  # including unknown keys
+        layers = [layer for _, layer in _read(self.folder / LAYERS) if layer["key"] in known]
+        if superseded:
+            _append(self.folder / SUPERSEDED, [line for _, line in superseded])
+            names = ", ".join(sorted({f"{row.recipe} of {row.checkpoint.model}" for row, _ in superseded}))
+            LOG.info(
+                f"{self.folder / ROWS}: weights, recipe or text changed under the same name: {names}; the earlier rows "
+                f"moved to {SUPERSEDED}"
+            )
+        for name, items in ((ROWS, [line for _, line in rows]), (LAYERS, layers)):
+            if (self.folder / name).is_file():
+                write_json_lines(self.folder / name, items)  # including unknown keys
 
     def __contains__(self, key: str) -> bool:
         return any(row.key == key for row in self.rows)
@@ -163,7 +186,10 @@ class RowFile:
         about = {"key": row.key, "model": row.checkpoint.model, "recipe": row.recipe}
         _append(self.folder / LAYERS, [finite({**about, **asdict(layer)}) for layer in layers])
         _append(self.folder / ROWS, [row.to_json()])
-        self.rows.append(row)
+        if any(row.request == other.request for other in self.rows):
+            self._settle()
+        else:
+            self.rows.append(row)
 
 
 def _append(path: Path, items: Iterable[Mapping[str, Any]]) -> None:
@@ -178,6 +204,15 @@ def _row(place: str, item: Mapping[str, Any]) -> Row:
         if not isinstance(row.damage.loss, float) or not isinstance(row.recipe, str):
             raise ValueError(f"loss = {row.damage.loss!r}, recipe = {row.recipe!r}")
         return row
+
+
+def _rows(folder: Path) -> tuple[list[Line], list[Line]]:
+    """Return the rows of a folder that count, and those that a later row of the same request stands for."""
+    lines = [(_row(f"{folder / ROWS}, line {number}", item), item) for number, item in _read(folder / ROWS)]
+    last = {row.request: number for number, (row, _) in enumerate(lines)}
+    counting = set(last.values())
+    kept = [line for number, line in enumerate(lines) if number in counting]
+    return kept, [line for number, line in enumerate(lines) if number not in counting]
 
 
 def _read(path: Path) -> list[tuple[int, dict[str, Any]]]:

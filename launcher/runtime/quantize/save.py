@@ -24,6 +24,7 @@ from plumbline.model.decoder import CausalLM
 from plumbline.model.quantization.formats import Integer
 from plumbline.model.quantization.layers import QuantizedLinear, replace_linears
 from plumbline.model.quantization.post_training.apply import check_recipe, quantize_model
+from plumbline.model.quantization.post_training.calibration import Sample
 from plumbline.model.quantization.post_training.recipes import Recipe
 from plumbline.model.quantization.post_training.smooth import fold_input_scales
 from plumbline.model.quantization.quantizer import Grid, Quantizer
@@ -63,13 +64,13 @@ class SaveReport:
         )
 
 
-def save_quantized(model: LoadedModel, recipe: Recipe, samples: Sequence[Tensor], output: Path) -> SaveReport:
+def save_quantized(model: LoadedModel, recipe: Recipe, samples: Sequence[Sample], output: Path) -> SaveReport:
     """Quantize and write to `output`.
 
     Args:
         model: a model of a run or a Hugging Face folder.
         recipe: a recipe for weights only, or also for inputs with per-token or static scales.
-        samples: calibration text, token ids [B, T].
+        samples: calibration text, token ids [B, T] or a batch each.
         output: a folder that does not exist.
 
     Raises:
@@ -279,7 +280,7 @@ def _both_logits(stock: Any, leave_inputs: Callable[[nn.Module], object]) -> tup
 
 
 @torch.no_grad()
-def _compare_with_measured(module: CausalLM, recipe: Recipe, samples: Sequence[Tensor], expected: Tensor) -> None:
+def _compare_with_measured(module: CausalLM, recipe: Recipe, samples: Sequence[Sample], expected: Tensor) -> None:
     """Refuse a recipe that gives the stock class a different function from the module that `measure` scores.
 
     Stock classes have a run's factors folded into their weights, which a grid over several rows then rounds otherwise,

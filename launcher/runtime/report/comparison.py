@@ -107,6 +107,13 @@ def cautions(runs: Sequence[Compared]) -> list[str]:
             "do."
         )
     leaves = [dict(_leaves_of(run)) for run in runs]
+    windows = {own["data.sequence_length"] for own in leaves if "data.sequence_length" in own}
+    if len(windows) > 1:
+        found.append(
+            f"The runs read held-out text in windows of different length (data.sequence_length = "
+            f"{', '.join(map(str, sorted(windows)))}), in which tokens have more or less before them: their held-out "
+            "losses do not compare."
+        )
     counts = [(own.get("train.eval_batches"), own.get("data.micro_batch_size")) for own in leaves]
     if len({batches and (batches, size) for batches, size in counts}) > 1:  # no number of batches means all
         found.append(

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
-from plumbline.launcher.runtime.quantize.curves import Lines, by_bits, by_tokens, outlier_pairs, spearman
+from plumbline.launcher.runtime.quantize.curves import Lines, by_bits, by_tokens, correlations, outlier_lines
 from plumbline.launcher.runtime.quantize.report import HEADER, OUTLIERS, about, by_model, cells_of, delta_of, in_order
 from plumbline.launcher.runtime.quantize.row import Row
 from plumbline.launcher.runtime.quantize.rows import ROWS, read_rows
@@ -19,7 +19,6 @@ from plumbline.launcher.runtime.report.html import Cell, Figure, Group, Shaded
 
 MODELS, GRID = "Models", "Models and recipes"
 LEAST = 1e-5  # nats: smallest noise floor to use as the unit of a scale
-FEW = 3  # points below which a cloud says nothing
 LARGEST = {"kurtosis": "kurtosis", "mmr": "max-median ratio"}
 Models = Sequence[tuple[str, Sequence[Row]]]
 
@@ -101,11 +100,11 @@ def _curves(rows: Sequence[Row]) -> Iterator[Figure]:
         scale = Scale("training tokens for each parameter", log=True)
         yield Figure("Loss added over training", text, _lines(tokens, scale, floor))
     for name in OUTLIERS:
-        pairs = outlier_pairs(rows, name)
-        if len(pairs) >= FEW:
-            text = f"Nats where activations are rounded; Spearman {spearman(pairs):+.2f} over {len(pairs)} rows."
+        if lines := outlier_lines(rows, name):
+            said = "; ".join(f"{recipe}: {correlation}" for recipe, correlation in correlations(lines).items())
+            text = f"Nats that a recipe which rounds activations adds to each model. {said}"
             scale = Scale(f"{LARGEST[name]} of a layer's input, the largest", log=True)
-            yield Figure(f"Loss added over {LARGEST[name]}", text, _lines({"": pairs}, scale, floor, dots=True))
+            yield Figure(f"Loss added over {LARGEST[name]}", text, _lines(lines, scale, floor, dots=True))
 
 
 def _lines(lines: Lines, scale: Scale, floor: float, dots: bool = False) -> bytes:
@@ -119,7 +118,7 @@ def _lines(lines: Lines, scale: Scale, floor: float, dots: bool = False) -> byte
             )
         figures.around_zero(axes, "y", max(floor, LEAST))
         axes.axhline(floor, color="#888", linewidth=0.8, linestyle=":")
-        if all(lines) and len(lines) <= figures.NAMED:
+        if len(lines) <= figures.NAMED:
             axes.legend(fontsize=figures.FONT - 1, frameon=False)
 
     return figures.one(draw, scale)

@@ -1,17 +1,19 @@
-"""Find losses that are not comparable: per token of different held-out texts, or of different tokenizations."""
+"""Find losses that are not comparable: of different held-out texts, tokenizations, or lengths of windows."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from plumbline.launcher.runtime.sweep.result import Result
 
+LENGTH = "data.sequence_length"
 LEFT_OUT = 0.02
 """Relative difference of bytes per token allowed between two parts of one text."""
 
 
 def caution(results: Sequence[Result]) -> str | None:
     """Return a sentence about losses of these results that are not comparable, or None if all are."""
-    found = [_corpora(result.outcome.result or {}) for result in results if result.outcome.loss is not None]
+    finished = [result for result in results if result.outcome.loss is not None]
+    found = [_corpora(result.outcome.result or {}) for result in finished]
     scored = [corpora for corpora in found if corpora]
     names = dict.fromkeys(" + ".join(corpora) for corpora in scored)
     advice = (
@@ -20,7 +22,23 @@ def caution(results: Sequence[Result]) -> str | None:
     if len(names) > 1:
         return f"caution: the held-out corpora differ ({'; '.join(names)}): {advice}"
     differ = [name for name in next(iter(scored), ()) if _apart([corpora[name] for corpora in scored])]
-    return f"caution: {', '.join(differ)}: read by different tokenizers: {advice}" if differ else None
+    if differ:
+        return f"caution: {', '.join(differ)}: read by different tokenizers: {advice}"
+    amounts = {tuple(_scored_tokens(result.outcome.result or {})) for result in finished}
+    if len(amounts - {()}) > 1 or len({result.labels.get(LENGTH) for result in finished}) > 1:
+        return (
+            "caution: held-out text is read in windows of different length, or different amounts of it are scored "
+            f"({LENGTH}, or train.eval_batches of other data.micro_batch_size): losses do not compare; eval.py with "
+            "one --sequence-length scores the runs alike"
+        )
+    return None
+
+
+def _scored_tokens(result: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield each held-out corpus with its number of scored tokens."""
+    for key in sorted(result):
+        if key.startswith("eval/") and key.endswith("/tokens"):
+            yield key, result[key]
 
 
 def _corpora(result: dict[str, Any]) -> dict[str, float]:

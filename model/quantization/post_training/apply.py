@@ -9,6 +9,7 @@ from plumbline.model.quantization.layers import QuantizedLinear
 from plumbline.model.quantization.post_training.calibration import (
     CalibrationText,
     InputSums,
+    Sample,
     decoder_blocks,
     unfold_conv1d,
 )
@@ -16,12 +17,12 @@ from plumbline.model.quantization.post_training.hadamard import check_rotation, 
 from plumbline.model.quantization.post_training.kv_cache import check_kv_cache, round_kv_cache
 from plumbline.model.quantization.post_training.recipes import Recipe
 from plumbline.model.quantization.post_training.report import LayerReport, Observer
-from plumbline.model.quantization.post_training.smooth import smooth_scale
+from plumbline.model.quantization.post_training.smooth import kept_input_scales, smooth_scale
 from plumbline.model.quantization.quantizer import Grid, Limits, Quantizer
 
 
 @torch.no_grad()
-def quantize_model(model: nn.Module, recipe: Recipe, samples: Sequence[Tensor] = ()) -> list[LayerReport]:
+def quantize_model(model: nn.Module, recipe: Recipe, samples: Sequence[Sample] = ()) -> list[LayerReport]:
     """Round a trained model with a recipe, in place, and leave it in evaluation mode.
 
     The linear layers of the blocks become `QuantizedLinear`, whose `weight` holds values of its `grid`. Embedding, head
@@ -34,7 +35,7 @@ def quantize_model(model: nn.Module, recipe: Recipe, samples: Sequence[Tensor] =
     Args:
         model: a CausalLM, or a causal language model of transformers; GPT-2's Conv1D become nn.Linear.
         recipe: the recipe.
-        samples: calibration text, token ids [B, T] each; reports are measured on it, too.
+        samples: calibration text, token ids [B, T] or a batch each; reports are measured on it, too.
 
     Returns:
         A report for each rounded layer, in order; empty if the recipe only rounds keys and values.
@@ -106,7 +107,7 @@ def _refuse_experts(recipe: Recipe, place: str, blocks: nn.ModuleList) -> None:
                 )
 
 
-def _round_layers(model: nn.Module, recipe: Recipe, samples: Sequence[Tensor]) -> list[LayerReport]:
+def _round_layers(model: nn.Module, recipe: Recipe, samples: Sequence[Sample]) -> list[LayerReport]:
     place, blocks = decoder_blocks(model)
     text = CalibrationText(model, samples) if samples else None
     reports = []
@@ -120,7 +121,10 @@ def _round_layers(model: nn.Module, recipe: Recipe, samples: Sequence[Tensor]) -
         observers = {name: Observer(*layers) for name, layers in replaced.items()}
         if text is not None:
             text.run_block()
-        reports += [each.report(f"{place}.{number}.{name}", recipe.weights) for name, each in observers.items()]
+        kept = kept_input_scales(block)
+        reports += [
+            each.report(f"{place}.{number}.{name}", recipe.weights, kept.get(name)) for name, each in observers.items()
+        ]
         if text is not None:
             text.advance()
     return reports

@@ -4,7 +4,7 @@ Each block runs in its current form, with all layers before it already rounded. 
 and sums over them, are kept.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,7 +13,10 @@ from torch import Tensor, nn
 
 from plumbline.model.decoder import CausalLM
 from plumbline.model.quantization.quantizer import Limits, Quantizer
+from plumbline.model.stock_inputs import stock_inputs
 
+Sample = Tensor | Mapping[str, Any]
+"""Token ids [B, T]; or a batch with them, which a model that masks documents needs to know where they begin."""
 PLACES = ("model.layers", "transformer.h", "gpt_neox.layers", "model.decoder.layers")
 Arguments = tuple[Tensor, tuple[Any, ...], dict[str, Any]]  # hidden states, and the rest of a block's arguments
 
@@ -75,12 +78,12 @@ class InputSums:
 class CalibrationText:
     """Hold text on its way through a model, at the input of the current block."""
 
-    def __init__(self, model: nn.Module, samples: Sequence[Tensor]) -> None:
+    def __init__(self, model: nn.Module, samples: Sequence[Sample]) -> None:
         """Start at the first block.
 
         Args:
             model: in evaluation mode.
-            samples: token ids [B, T] each.
+            samples: each an array or a batch.
         """
         self.model, (_, self.blocks) = model, decoder_blocks(model)
         self.samples = samples
@@ -142,7 +145,7 @@ class CalibrationText:
             self.calls = [self._arguments(sample) for sample in self.samples]
         self.number += 1
 
-    def _run(self, hooks: dict[nn.Linear, Callable[[Tensor], None]], samples: Sequence[Tensor]) -> list[Tensor]:
+    def _run(self, hooks: dict[nn.Linear, Callable[[Tensor], None]], samples: Sequence[Sample]) -> list[Tensor]:
         """Return the block's outputs for `samples`; hooks receive the inputs of layers."""
         handles = [
             layer.register_forward_pre_hook(lambda _, args, see=see: see(args[0])) for layer, see in hooks.items()
@@ -158,7 +161,7 @@ class CalibrationText:
             for handle in handles:
                 handle.remove()
 
-    def _arguments(self, sample: Tensor) -> list[Arguments]:
+    def _arguments(self, sample: Sample) -> list[Arguments]:
         """Return the arguments with which each block is called for a sample; the model runs up to the last block."""
         calls: list[Arguments] = []
 
@@ -172,11 +175,12 @@ class CalibrationText:
 
         handles = [block.register_forward_pre_hook(catch, with_kwargs=True) for block in self.blocks]
         try:
-            sample = sample.to(next(self.model.parameters()).device)
+            batch = {"input_ids": sample} if isinstance(sample, Tensor) else sample
+            batch = {name: tensor.to(next(self.model.parameters()).device) for name, tensor in batch.items()}
             if isinstance(self.model, CausalLM):
-                self.model.model(sample)
+                self.model.model(batch["input_ids"], batch.get("document_ids"), batch.get("positions"))
             else:
-                self.model(input_ids=sample, use_cache=False)
+                self.model(**{**stock_inputs(self.model, batch), "use_cache": False})
         except _AllCaught:
             pass
         finally:

@@ -25,7 +25,7 @@ class LayerReport:
     shape: tuple[int, int]
     """Shape of its weight, [out, in]."""
     stored_bits: float
-    """Bits per weight, including its share of scales and zero points."""
+    """Bits per weight, including its share of scales and zero points, and of an input scale that no norm takes."""
     weight_error: float
     """|rounded - weight| / |weight|, in Frobenius norms."""
     output_sqnr: float | None
@@ -64,13 +64,20 @@ class Observer:
         self.kurtoses.append(sequence_kurtosis(x))
         self.largest = max(self.largest, float(x.abs().amax()))
 
-    def report(self, name: str, weights: Quantizer | None) -> LayerReport:
-        """Return the report and remove the hook; `weights` is the quantizer that rounded the weight."""
+    def report(self, name: str, weights: Quantizer | None, kept: Tensor | None = None) -> LayerReport:
+        """Return the report and remove the hook.
+
+        Args:
+            name: of the layer.
+            weights: the quantizer that rounded the weight.
+            kept: input scale that is stored beside the weight.
+        """
         self.handle.remove()
         before, after = self.original.weight.float(), self.rounded.weight.float()
         after = after if self.rounded.input_scale is None else after / self.rounded.input_scale
         shape = (self.rounded.out_features, self.rounded.in_features)
         bits = 8.0 * before.element_size() if weights is None else weights.stored_bits(shape)
+        bits += 0.0 if kept is None else 8.0 * kept.element_size() / self.rounded.out_features
         error = float((after - before).norm() / before.norm().clamp_min(torch.finfo(before.dtype).tiny))
         if not self.sums:
             return LayerReport(name, shape, bits, error, None, None, None, None, None)

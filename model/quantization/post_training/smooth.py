@@ -6,7 +6,7 @@ A layer divides its own input, which is exact whatever precedes it. If that is a
 `fold_input_scales` moves the division into its gains, which leaves a plain model.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -49,22 +49,35 @@ def fold_input_scales(model: nn.Module) -> list[str]:
     """
     place, blocks = decoder_blocks(model)
     for block in blocks:
-        for norm_name, readers in _norms_and_readers(block).items():
-            norm = block.get_submodule(norm_name)
-            layers = [layer for name in readers if isinstance(layer := block.get_submodule(name), QuantizedLinear)]
-            scales = [layer.input_scale for layer in layers]
-            if not scales or len(layers) < len(readers) or (first := scales[0]) is None:
-                continue
-            if not all(scale is not None and torch.equal(scale, first) for scale in scales):
-                continue
-            if type(norm).__name__ not in NORMS:
-                continue
+        for norm, layers, scale in _foldable(block):
             for part in norm.parameters():  # gains, and biases if there are any
-                part.div_(first)
+                part.div_(scale)
             for layer in layers:
                 layer.input_scale = None
-    named = blocks.named_modules(prefix=place)
-    return [name for name, layer in named if isinstance(layer, QuantizedLinear) and layer.input_scale is not None]
+    return [f"{place}.{number}.{name}" for number, block in enumerate(blocks) for name in kept_input_scales(block)]
+
+
+def kept_input_scales(block: nn.Module) -> dict[str, Tensor]:
+    """Return the input scales that no norm of a block can take, by the names of the layers that divide by them."""
+    folded = [layer for _, layers, _ in _foldable(block) for layer in layers]
+    return {
+        name: layer.input_scale
+        for name, layer in block.named_modules()
+        if isinstance(layer, QuantizedLinear) and layer.input_scale is not None and layer not in folded
+    }
+
+
+def _foldable(block: nn.Module) -> Iterator[tuple[nn.Module, list[QuantizedLinear], Tensor]]:
+    """Yield each norm whose gain can take an input scale, the layers that have it, and the scale."""
+    for norm_name, readers in _norms_and_readers(block).items():
+        norm = block.get_submodule(norm_name)
+        layers = [layer for name in readers if isinstance(layer := block.get_submodule(name), QuantizedLinear)]
+        scales = [layer.input_scale for layer in layers]
+        if not scales or len(layers) < len(readers) or (first := scales[0]) is None:
+            continue
+        same = all(scale is not None and torch.equal(scale, first) for scale in scales)
+        if same and type(norm).__name__ in NORMS:
+            yield norm, layers, first
 
 
 def _norms_and_readers(block: nn.Module) -> dict[str, tuple[str, ...]]:

@@ -230,6 +230,26 @@ def test_scales_of_fp16_reach_down_to_its_subnormals_and_clip_nothing() -> None:
     assert (quantizer.grid(torch.zeros(2, 32), "weights").scale == 2**-24).all()
 
 
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("bits", [9, 10, 11, 12, 16])
+def test_scales_of_fp16_are_fine_enough_for_every_code(bits: int, symmetric: bool) -> None:
+    quantizer = Quantizer(format=f"int{bits}", granularity="channel", scales="fp16", symmetric=symmetric)
+    x = torch.cat((normal(256, 64).abs(), -normal(256, 64, seed=1).abs(), normal(256, 64, seed=2), torch.zeros(1, 64)))
+    for size in (1.0, 1e-4):
+        grid = quantizer.grid(x * size, "weights")
+        assert torch.equal(grid.scale, grid.scale.half().float())
+        assert ((grid.round(x * size) - x * size).abs() <= 0.51 * grid.scale).all()
+        assert grid.zero is None or grid.zero.max() < 2**bits
+    assert quantizer.grid(x[-1:], "weights").scale == 2**-24
+
+
+def test_a_zero_point_is_a_code_whatever_the_scale_lost() -> None:
+    quantizer = Quantizer(format="int4", granularity="channel", scales="e4m3", symmetric=False)
+    zero = quantizer.grid(-normal(512, 64).abs(), "weights").zero
+    assert zero is not None
+    assert zero.max() == 15
+
+
 def test_gradients_pass_straight_through_what_the_grid_holds() -> None:
     x = normal(3, 8).requires_grad_()
     upstream = normal(3, 8, seed=1)

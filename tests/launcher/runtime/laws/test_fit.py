@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import re
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,7 +14,7 @@ import pytest
 
 from plumbline.launcher import fit, plan
 from plumbline.launcher.runtime.laws import prediction
-from plumbline.launcher.runtime.laws.document import open_law
+from plumbline.launcher.runtime.laws.document import derive, open_law
 from plumbline.launcher.runtime.laws.rows import layout_of, read_rows
 from plumbline.launcher.runtime.system import cli
 from plumbline.model.quantization.precision import PrecisionConfig
@@ -127,6 +129,17 @@ def test_the_law_says_how_far_to_trust_it(fitted: dict[str, Any]) -> None:
     assert not any("not stated" in warning for warning in facts["warnings"])
 
 
+@pytest.mark.parametrize(("without", "stated"), [(0, True), (1, True), (2, False), (20, False)])
+def test_an_optimum_that_many_fits_lack_has_no_band(without: int, stated: bool) -> None:
+    """(1 - exp(-P)) / P falls everywhere: fewer bits are always better. A band of the other fits would say too much."""
+    none = replace(KUMAR, gamma_w=1.0, n_w=0.0, gamma_a=math.nan, gamma_kv=math.nan)
+    fitted: Any = SimpleNamespace(law=KUMAR, train=SimpleNamespace(at=points(3e7, 1e9)), undetermined=frozenset())
+    derived = derive(fitted, [none] * without + [KUMAR] * (20 - without))
+    assert derived["optimal_bits"] == pytest.approx(7.0, abs=0.01)
+    assert derived["no_optimal_bits"] == pytest.approx(without / 20)
+    assert (derived["optimal_bits_band"] is not None) == stated
+
+
 def test_what_was_left_out_is_told(fitted: dict[str, Any]) -> None:
     assert "81 points from 2 file(s)" in fitted["stderr"]
     assert "left out: 1 diverged, 1 pending, 2 no loss, 1 repeated" in fitted["stderr"]
@@ -149,6 +162,16 @@ def test_points_of_several_settings_are_warned_of(run: Run, tmp_path: Path) -> N
     code, output, _ = run(fit.main, file, "--output", tmp_path / "law", "--bootstrap", "0")
     assert code == 0
     assert "warning    at 2 of the (N, D, bits) points differ in learning rate, labels or way of" in output
+
+
+def test_a_rounded_loss_is_compared_with_that_of_its_own_weights(tmp_path: Path) -> None:
+    """A run trained anew under its name has another loss; of its recipes one was measured again."""
+    at = {**ROW, "run": "a", "data_fingerprint": "f"}
+    anew, before = {**at, "base_loss": 2.75}, {**at, "base_loss": 3.0}
+    rows = [{**before, "post_bits": 3, "loss": 3.5}, {**before, "post_bits": 4, "loss": 3.125}]
+    rows.append({**anew, "post_bits": 4, "loss": 2.875})
+    paired, deltas = read_rows([write(tmp_path / "rows.jsonl", rows)]).measured.post_deltas()
+    assert list(zip(paired.at.post_bits, deltas, strict=True)) == [(3, 0.5), (4, 0.125), (4, 0.125)]
 
 
 def test_a_law_comes_back_as_it_was(fitted: dict[str, Any]) -> None:

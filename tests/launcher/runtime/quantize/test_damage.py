@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from plumbline.launcher.runtime.models.open import LoadedModel
-from plumbline.launcher.runtime.quantize.curves import by_bits, by_tokens, draw_curves, outlier_pairs, spearman
+from plumbline.launcher.runtime.quantize.curves import by_bits, by_tokens, draw_curves, outlier_lines, spearman
 from plumbline.launcher.runtime.quantize.damage import SequenceSums, compare, damage
 from plumbline.launcher.runtime.quantize.report import predicted_delta, table, write_report
 from plumbline.launcher.runtime.quantize.row import Row
-from plumbline.launcher.runtime.quantize.rows import LAYERS, ROWS, RowFile
+from plumbline.launcher.runtime.quantize.rows import LAYERS, ROWS, SUPERSEDED, RowFile, read_rows
 from plumbline.model.quantization.post_training.report import LayerReport
 from plumbline.model.scaling_laws.published import published
 
@@ -249,6 +249,27 @@ def test_rows_last_and_torn_ones_are_dropped(tmp_path: Path) -> None:
     assert asdict(LAYER).keys() <= layer.keys()
 
 
+def test_a_row_gives_way_to_a_later_one_of_the_same_request(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Weights trained anew, a recipe edited under its name, a text prepared anew: each makes another key."""
+    rows = RowFile(tmp_path)
+    rows.add(row(key="old", lr=0.1), [LAYER])
+    rows.add(row("rtn-w3", key="other"), [LAYER])
+    rows.add(row(key="ema", average="ema"), [LAYER])
+    assert not (tmp_path / SUPERSEDED).exists()
+    with (tmp_path / ROWS).open("a") as file:  # as a crash leaves it before the earlier one has moved
+        file.write(json.dumps({**row(key="new", data_fingerprint="abcdef", base_loss=1.9).to_json(), "mine": 1}) + "\n")
+    assert [each.key for each in read_rows(tmp_path)] == ["other", "ema", "new"]
+    rows = RowFile(tmp_path)
+    rows.add(row(key="newest", post={"name": "rtn-w4", "static": True}), [LAYER, LAYER])
+    assert "old" not in rows
+    for read in (rows.rows, RowFile(tmp_path).rows):
+        assert [each.key for each in read] == ["other", "ema", "newest"]
+    moved = [json.loads(line) for line in (tmp_path / SUPERSEDED).read_text().splitlines()]
+    assert [(each["key"], each["lr"], each.get("mine")) for each in moved] == [("old", 0.1, None), ("new", 0.01, 1)]
+    layers = [json.loads(line)["key"] for line in (tmp_path / LAYERS).read_text().splitlines()]
+    assert layers == ["other", "ema", "newest", "newest"]
+
+
 def test_curves_compare_like_with_like() -> None:
     rows = [
         row("rtn-w4-g32", 0.1),
@@ -262,7 +283,6 @@ def test_curves_compare_like_with_like() -> None:
     assert by_bits(rows[:-1]) == {"rtn-w-g32": [(3, 0.3), (4, 0.1)]}
     assert by_tokens(rows) == {"gptq-w4": [(1.0, 0.02), (2.0, 0.05)]}
     assert by_tokens([rows[0], row("rtn-w4-g32", 0.2)]) == {}, "two models of one age are no curve"
-    assert outlier_pairs(rows, "mmr") == [(9.0, 0.4)]
     assert spearman([(1, 2), (2, 5), (9, 7)]) == pytest.approx(1.0)
     assert spearman([(1, 7), (2, 5), (9, 2)]) == pytest.approx(-1.0)
     assert math.isnan(spearman([(1, 7), (1, 5)]))
@@ -286,9 +306,22 @@ def test_curves_keep_texts_and_averages_apart() -> None:
     assert list(by_tokens(ages).values()) == [[(1.0, 1.0), (2.0, 2.0)]] * 2
 
 
-def test_a_ratio_to_a_median_of_zero_is_no_point() -> None:
-    rows = [row("w8a8-token", 0.4, post_activation_bits=8, mmr_largest=mmr) for mmr in (9.0, math.inf)]
-    assert outlier_pairs(rows, "mmr") == [(9.0, 0.4)]
+def test_outliers_are_compared_within_a_recipe_over_models(tmp_path: Path) -> None:
+    """Fewer bits cost more whatever the outliers; a run and its export are one model."""
+    models = [(2.1, 5.0, 0.1), (2.2, 7.0, 0.3), (2.3, 6.0, 0.2), (2.4, math.inf, 0.5)]
+
+    def of(recipe: str, more: float, models: list[tuple[float, float, float]]) -> list[Row]:
+        return [
+            row(recipe, more + delta, model=f"m{loss}", base_loss=loss, mmr_largest=mmr, post_activation_bits=8)
+            for loss, mmr, delta in models
+        ]
+
+    rows = [*of("w8a8-token", 0.0, models), *of("w4a4-token", 1.0, models[:2])]
+    rows += [row("w4a4-token", 0.3, model="export", base_loss=2.1 + 1e-8, mmr_largest=5.0, post_activation_bits=8)]
+    assert outlier_lines(rows, "mmr") == {"w8a8-token": [(5.0, 0.1), (6.0, 0.2), (7.0, 0.3)]}
+    report = write_report(rows, tmp_path).read_text()
+    line = "- w8a8-token: the largest mmr of a layer's input against the loss added, Spearman +1.00 over 3 models"
+    assert [each for each in report.splitlines() if "Spearman" in each] == [line], "and all of one kurtosis"
 
 
 def test_a_table_puts_the_least_damage_first_and_marks_noise() -> None:
@@ -315,6 +348,10 @@ def test_rows_of_other_texts_stand_apart(tmp_path: Path) -> None:
     rows = [row(delta=0.1), row(delta=0.2, sequence_length=64, base_loss=1.5), row(delta=0.3, average="ema")]
     report = write_report(rows, tmp_path).read_text()
     assert report.count("## runs/a/checkpoints/step_1") == 3
+    anew = [*rows, row("rtn-w3", base_loss=1.99), row("rtn-w2", data_fingerprint="other")]
+    assert write_report(anew, tmp_path).read_text().count("## runs/a/checkpoints/step_1") == 5, (
+        "other weights, and text"
+    )
     assert "## runs/a/checkpoints/step_1, ema" in report
     assert "loss 1.5000 nats per token on 1,000 tokens of text in 10 sequences of 64" in report
 
@@ -344,6 +381,7 @@ def test_curves_of_every_kind_are_drawn(tmp_path: Path) -> None:
             tokens_per_parameter=bits,
             post_activation_bits=other,
             kurtosis_largest=2 * bits,
+            base_loss=bits,
         )
         for bits, delta in ((2, 0.5), (3, 0.2), (4, -0.01))
         for other in (None, 8)

@@ -8,6 +8,7 @@ import shutil
 import sys
 from contextlib import nullcontext
 from copy import deepcopy
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,7 @@ from plumbline.launcher.runtime.laws.rows import read_rows
 from plumbline.launcher.runtime.models.open import load_model, load_tokenizer
 from plumbline.launcher.runtime.quantize import save
 from plumbline.launcher.runtime.quantize.facts import checkpoint_facts
+from plumbline.launcher.runtime.quantize.rows import in_bf16
 from plumbline.model.decoder import CausalLM
 from plumbline.model.quantization.post_training.apply import quantize_model
 from plumbline.model.quantization.post_training.recipes import SETS, named_recipe
@@ -104,6 +106,36 @@ def test_an_export_is_harmed_as_the_run_is(
     assert ours[0]["noise_floor"] > 0
     scored = command("eval", "--model", trained, "--data", corpus, "--max-batches", "3", "--json")
     assert ours[0]["base_loss"] == pytest.approx(json.loads(scored.stdout)["loss"], abs=1e-5)
+
+
+def test_the_noise_floor_is_of_the_folder_as_bf16_opens_it(exported_folder: Path) -> None:
+    """Which leaves the rotary frequencies in fp32."""
+    exact, opened = (
+        load_model(exported_folder, torch.device("cpu"), dtype) for dtype in (torch.float32, torch.bfloat16)
+    )
+    batch = {"input_ids": check_tokens(exact.module.config)}
+    assert torch.equal(replace(exact, module=in_bf16(exact.module)).logits(batch), opened.logits(batch))
+    assert not torch.equal(exact.logits(batch), opened.logits(batch))
+
+
+def test_weights_that_changed_under_their_name_are_measured_anew(
+    quantize: Quantize, exported_folder: Path, tmp_path: Path
+) -> None:
+    folder, file = tmp_path / "model", tmp_path / "mine.yaml"
+    shutil.copytree(exported_folder, folder)
+    file.write_text("name: mine\nweights: {format: int4, granularity: channel}\n")
+    measure = partial(quantize, "--model", folder, "--output", tmp_path / "q", "--recipes", "rtn-w2", file)
+    first = measure()
+    weights = load_file(folder / "model.safetensors")
+    save_file({name: 0.9 * each for name, each in weights.items()}, folder / "model.safetensors", {"format": "pt"})
+    file.write_text("name: mine\nweights: {format: int3, granularity: channel}\n")
+    again = measure()
+    assert [row["recipe"] for row in again] == ["rtn-w2", "mine"]
+    assert len({row["base_loss"] for row in again}) == 1
+    assert {row["base_loss"] for row in again}.isdisjoint(row["base_loss"] for row in first)
+    superseded = [json.loads(line) for line in (tmp_path / "q" / "superseded.jsonl").read_text().splitlines()]
+    assert superseded == first
+    assert measure() == again
 
 
 def test_facts_say_where_on_its_schedule_a_checkpoint_stands(trained: Path) -> None:
@@ -195,9 +227,12 @@ def test_a_saved_folder_has_the_whole_tokenizer(quantize: Quantize, exported_fol
     (folder / "additional_chat_templates").mkdir()
     for name in names:
         (folder / name).write_text("{}")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "document_mask": True}))
     quantize("--model", folder, "--recipes", "rtn-w4", "--save", tmp_path / "saved")
     assert [name for name in names if not (tmp_path / "saved" / name).is_file()] == []
     assert load_tokenizer(tmp_path / "saved").chat_template == {"default": "{}", "tools": "{}"}
+    assert json.loads((tmp_path / "saved" / "config.json").read_text())["document_mask"], "which eval.py looks for"
 
 
 def test_what_a_killed_save_left_is_removed_by_the_next(
@@ -303,6 +338,7 @@ def test_recipes_in_full_come_from_a_file(quantize: Quantize, trained: Path, tmp
         ("--recipes POWERS --save OUT", "cannot be saved: inputs have to be static of granularity tensor, or"),
         ("--recipes w8a4-static --save OUT", "cannot be saved: its inputs are not of the 8 bits of its weights"),
         ("--recipes rtn-w4 --save .", "exists; choose another folder"),
+        ("--recipes rtn-w4 --output OLD", "superseded.jsonl: exists and was not written by this command; nothing was"),
         ("--recipes rtn-w4 --output MINE", "report.md: exists and was not written by this command; nothing was"),
         ("--recipes rtn-w4 --output OUT --sequence-length 9999", "exceeds the model's"),
         ("--recipes rtn-w2 rtn-w4-g128 --output OUT", "recipe rtn-w4-g128: group_size = 128 does not divide the 64"),
@@ -324,7 +360,10 @@ def test_what_cannot_be_done_is_refused(
     mine = tmp_path / "mine"
     mine.mkdir()
     (mine / "report.md").write_text("# Findings\n")
-    files = {"OUT": tmp_path / "out", "MINE": mine, "WRONG": wrong, "ENDLESS": endless, "POWERS": powers}
+    old = tmp_path / "old"
+    old.mkdir()
+    (old / "superseded.jsonl").write_text('{"mine": 1}\n')
+    files = {"OUT": tmp_path / "out", "OLD": old, "MINE": mine, "WRONG": wrong, "ENDLESS": endless, "POWERS": powers}
     words = [str(files.get(word, word)) for word in arguments.split()]
     with pytest.raises(ValueError, match=message.replace("(", r"\(")):
         quantize("--model", trained, *words)

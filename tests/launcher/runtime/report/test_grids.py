@@ -108,7 +108,7 @@ def test_axes_of_one_value_and_points_without_a_loss_have_no_figure(tmp_path: Pa
 
 
 def row(model: str, recipe: str, delta: float, **changes: Any) -> Row:
-    values: dict[str, Any] = {"bits": 4, "activation": None, "kurtosis": 3.0, "tokens": 1000.0, **changes}
+    values: dict[str, Any] = {"bits": 4, "activation": None, "kurtosis": 3.0, "tokens": 1000.0, "base": 2.0, **changes}
     return Row(
         key=f"{model}{recipe}",
         checkpoint=CheckpointFacts(model, model, None, 1, 10, int(values["tokens"]), values["tokens"] / 10),
@@ -116,7 +116,9 @@ def row(model: str, recipe: str, delta: float, **changes: Any) -> Row:
         recipe=recipe,
         post={},
         bits=PostBits(values["bits"], values["activation"], None),
-        damage=Damage(2.0, 2.0 + delta, delta, (delta - 0.01, delta + 0.01), 7.4, None, 0.1, 0.9, 100, 4),
+        damage=Damage(
+            values["base"], values["base"] + delta, delta, (delta - 0.01, delta + 0.01), 7.4, None, 0.1, 0.9, 100, 4
+        ),
         rounding=Rounding(4.25, 1.0, 20.0, 2.0, 3.0, values["kurtosis"], 4.0),
         noise_floor=0.001,
     )
@@ -135,6 +137,7 @@ def test_models_and_recipes_become_a_grid(tmp_path: Path, command: Command) -> N
         *(row("runs/b/step_1", f"w8a8-{k}", 0.01 * k, activation=8, kurtosis=2.0 + k) for k in (0, 1, 2)),
         row("runs/a/step_1", "<w2>", math.nan),
     ]
+    rows += [row(f"runs/{k}/step_1", "w4a8", k, activation=8, kurtosis=2.0 + k, base=2.0 + k) for k in (1, 2, 3)]
     folder = write_rows(tmp_path / "grid", rows)
     before = (folder / "rows.jsonl").read_bytes()
     done = command("report", folder, "--json")
@@ -144,8 +147,15 @@ def test_models_and_recipes_become_a_grid(tmp_path: Path, command: Command) -> N
     text = (folder / "report.html").read_text()
     shown = Page(text)
     assert not shown.outside
-    assert shown.titles == ["Models", "Models and recipes", "Curves", "Intervals", "a/step_1", "b/step_1"]
+    assert shown.titles == [
+        "Models",
+        "Models and recipes",
+        "Curves",
+        "Intervals",
+        *(f"{run}/step_1" for run in "ab123"),
+    ]
     assert {"Loss added over bits", "Loss added over training", "Loss added over kurtosis"} <= set(shown.figures)
+    assert "w4a8: Spearman +1.00 over 3 models<" in text
     assert "9,000 tokens of training" in shown.facts["b/step_1"]
     grid = text[text.index('id="models-and-recipes"') : text.index('id="curves"')]
     order = [name for name in ("w8a8-0", "w8a8-1", "rtn-w8", "rtn-w4", "rtn-w3", "&lt;w2&gt;") if name in grid]

@@ -6,20 +6,21 @@ import pytest
 
 from plumbline.launcher.runtime.sweep import comparison, grid, page
 from plumbline.launcher.runtime.sweep.cautions import caution
-from plumbline.launcher.runtime.sweep.result import Result, RunOutcome
+from plumbline.launcher.runtime.sweep.result import Label, Result, RunOutcome
 from plumbline.launcher.runtime.system.files import write_json_lines
 from tests.launcher.runtime.sweep.conftest import make_result
 
 
-def scored(tokenizer: str, task: str = "one", **corpora: tuple[float, float | None]) -> Result:
+def scored(
+    tokenizer: str, task: str = "one", tokens: int = 256, length: int = 32, **corpora: tuple[float, float | None]
+) -> Result:
     """Return a finished cell with nats per token and bits per byte of each corpus."""
     result: dict[str, float | None] = {}
     for name, (loss, bits) in corpora.items():
-        result |= {f"eval/{name}/loss": loss, f"eval/{name}/bits_per_byte": bits, f"eval/{name}/tokens": 256}
+        result |= {f"eval/{name}/loss": loss, f"eval/{name}/bits_per_byte": bits, f"eval/{name}/tokens": tokens}
     loss = sum(nats for nats, _ in corpora.values()) / len(corpora)
-    return make_result(
-        {"tokenizer": tokenizer, "task": task}, 1, RunOutcome("finished", loss=loss, result=result), signature=tokenizer
-    )
+    labels: dict[str, Label] = {"tokenizer": tokenizer, "task": task, "data.sequence_length": length}
+    return make_result(labels, 1, RunOutcome("finished", loss=loss, result=result), signature=tokenizer)
 
 
 BYTE, SAME = scored("byte", text=(3.0, 4.2)), scored("same", text=(2.9, 4.06))
@@ -36,6 +37,8 @@ ANSWERS = [scored("a", "sums", sums=(0.1, None)), scored("b", "sums", sums=(0.2,
         ([], None),
         ([BYTE, SAME, BPE], "caution: text: read by different tokenizers: nats per token do not compare"),
         ([BYTE, OTHER], "caution: the held-out corpora differ (text; code + text): nats per token do not compare"),
+        ([BYTE, scored("a", tokens=512, text=(3.0, 4.2))], "caution: held-out text is read in windows of different"),
+        ([BYTE, scored("a", length=64, text=(3.0, 4.2))], "caution: held-out text is read in windows of different"),
     ],
 )
 def test_a_caution_names_what_differs(results: list[Result], words: str | None) -> None:

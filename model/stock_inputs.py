@@ -1,0 +1,23 @@
+"""Feed a batch of packed documents to a causal language model of transformers."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+DOCUMENT_MASK = "document_mask"
+"""Key of an exported config.json: the run was trained so that the documents of a sample do not see each other."""
+
+
+def stock_inputs(module: nn.Module, batch: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Return what the module is called with, so that documents see each other only if they did in training.
+
+    Args:
+        module: of transformers.
+        batch: input_ids [B, T]; `positions` [B, T], counted from the start of each document, where there are several.
+    """
+    inputs: dict[str, Any] = {"input_ids": batch["input_ids"]}
+    if getattr(module.config, DOCUMENT_MASK, False) and "positions" in batch:
+        # Without a cache, transformers (4.53 and younger) masks what is ahead of the last position that starts over
+        inputs |= {"position_ids": batch["positions"].long(), "use_cache": False}
+    return inputs
