@@ -10,7 +10,7 @@ DOCUMENT_MASK = "document_mask"
 
 
 def stock_inputs(module: nn.Module, batch: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Return what the module is called with, so that documents see each other only if they did in training.
+    """Return the arguments with which to call a module, so that documents see each other only if they did in training.
 
     Args:
         module: of transformers.
@@ -18,6 +18,6 @@ def stock_inputs(module: nn.Module, batch: Mapping[str, Tensor]) -> dict[str, An
     """
     inputs: dict[str, Any] = {"input_ids": batch["input_ids"]}
     if getattr(module.config, DOCUMENT_MASK, False) and "positions" in batch:
-        # Without a cache, transformers (4.53 and younger) masks what is ahead of the last position that starts over
+        # Without a cache or a padding mask, transformers (seen with 5.23) masks other documents by positions that restart
         inputs |= {"position_ids": batch["positions"].long(), "use_cache": False}
     return inputs
