@@ -18,6 +18,6 @@ def stock_inputs(module: nn.Module, batch: Mapping[str, Tensor]) -> dict[str, An
     """
     inputs: dict[str, Any] = {"input_ids": batch["input_ids"]}
     if getattr(module.config, DOCUMENT_MASK, False) and "positions" in batch:
-        # Without a cache or a padding mask, transformers (seen with 5.23) masks other documents by positions that restart
+        # Without a cache or padding mask, transformers (seen with 5.23) tells documents by positions that restart
         inputs |= {"position_ids": batch["positions"].long(), "use_cache": False}
     return inputs
