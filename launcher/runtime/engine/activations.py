@@ -1,7 +1,7 @@
-"""Count the memory that one micro-batch takes on its way through a model and back, ahead of a run.
+"""Count the memory that the forward and backward pass of one micro-batch take, before a run.
 
-Forward and backward pass run as training runs them, on tensors that have shapes and no values. So nothing is left to
-formulas: every family, objective, precision and way of recomputing is counted as it is.
+Both passes run as in training, on tensors that have shapes but no values. So there are no formulas: every family,
+objective, precision and way of recomputing is counted as it is.
 """
 
 import warnings
@@ -28,7 +28,7 @@ from plumbline.model.recomputation import Recomputed, recompute
 
 
 class LiveMemory(TorchDispatchMode):
-    """Count the bytes of all tensors that operators make, while they are there: each storage once."""
+    """Count the bytes of all live tensors that operators create, each storage once."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -56,7 +56,7 @@ class LiveMemory(TorchDispatchMode):
 
 
 class _FusedNorm(torch.autograd.Function):
-    """Keep of an RMS norm what the kernel on GPUs keeps: its input and one number for each row."""
+    """Save for an RMS norm's backward pass what the GPU kernel saves: its input and one number per row."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor | None) -> Tensor:
@@ -72,30 +72,30 @@ class _FusedNorm(torch.autograd.Function):
 
 
 def _fused_norm(norm: nn.RMSNorm, x: Tensor) -> Tensor:
-    if norm.weight is not None and norm.weight.dtype != x.dtype:  # torch fuses none of these: autocast has them
+    if norm.weight is not None and norm.weight.dtype != x.dtype:  # as under autocast, where torch does not fuse
         return nn.functional.rms_norm(x, norm.normalized_shape, norm.weight, norm.eps)
     return _FusedNorm.apply(x, norm.weight)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def _like_compiled(logits: Tensor, *_unused: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """Return tensors like the loss of a chunk of logits and its gradient, for which compiled code takes no others."""
+    """Return tensors like the loss of a chunk of logits and its gradient: compiled code allocates nothing else."""
     cross_entropy = logits.new_empty(len(logits), dtype=torch.float32)
     return cross_entropy.sum(), cross_entropy, torch.empty_like(logits)
 
 
 def _keep_as_on_gpu(model: TrainedLM) -> None:
-    """Let modules keep what they keep on GPUs: what kernels do there, which is less, and larger chunks of logits."""
+    """Make modules save what they save on GPUs, where kernels save less but chunks of logits are larger."""
     model.lm_head.chunk = chunk_tokens(len(model.lm_head.weight), on_gpu=True)
     for module in model.modules():
         if isinstance(module, nn.RMSNorm):
             setattr(module, "forward", partial(_fused_norm, module))  # noqa: B010 - a method, to mypy
         elif isinstance(module, SoftmaxAttention):
-            module.dropout = 0.0  # the flash kernel draws it again, and keeps no map
+            module.dropout = 0.0  # the flash kernel draws it again and saves no mask
 
 
 @contextmanager
 def _computing_in(dtype: torch.dtype) -> Iterator[None]:
-    """Give tensors that are made without a dtype this one."""
+    """Make `dtype` the default of new tensors."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
@@ -105,22 +105,23 @@ def _computing_in(dtype: torch.dtype) -> Iterator[None]:
 
 
 PERIOD = 4
-"""Blocks after which a deep model repeats itself, whatever is computed again: some ways take every second or fourth."""
+"""Blocks after which a deep model repeats itself, also where only every second or fourth block is recomputed."""
 
 
 def activation_bytes(config: Config, micro_batch: int, stage: int, recomputed: Recomputed, on_gpu: bool) -> int:
-    """Return the most bytes that one micro-batch takes in forward and backward pass, beside weights and gradients.
+    """Return the peak bytes of one micro-batch in the forward and backward pass, without weights and gradients.
 
-    Blocks count as they are uncompiled; compiled ones keep less. The loss counts as compiled on a GPU that compiles it,
-    float8 layers as bf16 ones. Of a deep model that passes once two shallow ones are counted: each further PERIOD adds
-    as much. Masks in blocks take nothing worth counting, but an evaluation writes them out, and may take more then.
+    Blocks are counted uncompiled; compiled ones save less. The loss counts as compiled on a GPU that compiles it, and
+    float8 layers count as bf16. For a deep model with one pass through its blocks, two shallow models are counted and
+    extrapolated: each further PERIOD adds as much. Block masks are negligible, but an evaluation materializes the mask,
+    and may then take more.
 
     Args:
         config: the run.
         micro_batch: sequences of a rank's micro-batch.
-        stage: ZeRO stage, by which weights are in bf16, or in fp32 and rounded as they are used.
+        stage: ZeRO stage, which decides whether weights are bf16, or fp32 and rounded when used.
         recomputed: what the backward pass computes again.
-        on_gpu: count what kernels on GPUs keep, not those on CPUs.
+        on_gpu: count what GPU kernels save, rather than CPU kernels.
     """
     unmasked = _without_masks(config)
     if on_gpu and unmasked != config and masks_in_blocks(config, torch.device("cuda")):
@@ -128,7 +129,7 @@ def activation_bytes(config: Config, micro_batch: int, stage: int, recomputed: R
         return max(trained, masks_written_out(config, micro_batch))
     depth = config.model.num_hidden_layers
     more = depth % PERIOD + 2 * PERIOD
-    # Other objectives pass through the blocks more than once, and where they take most may change with the depth
+    # Other objectives pass through the blocks more than once, and the place of their peak may change with depth
     if depth <= more or not config.objective.is_plain:
         return count_activations(config, micro_batch, stage, recomputed, on_gpu)
     fewer, counted = (
@@ -148,7 +149,7 @@ def _without_masks(config: Config) -> Config:
 
 
 def masks_written_out(config: Config, micro_batch: int) -> int:
-    """Return the bytes of the mask of a micro-batch of text, while it is made or as the bf16 bias that kernels take."""
+    """Return the peak bytes of a text micro-batch's mask, while it is made or as the bf16 bias that kernels take."""
     memory = LiveMemory()
     with FakeTensorMode(), memory:
         numbers = torch.zeros(micro_batch, config.data.sequence_length, dtype=torch.int32)
@@ -159,7 +160,7 @@ def masks_written_out(config: Config, micro_batch: int) -> int:
 
 
 def count_activations(config: Config, micro_batch: int, stage: int, recomputed: Recomputed, on_gpu: bool) -> int:
-    """Return what `activation_bytes` does, counted at the depth that the model has."""
+    """Return the same as `activation_bytes`, counted at the model's own depth."""
     bf16 = config.deepspeed.precision == "bf16"
     autocast: AbstractContextManager[object] = nullcontext()
     if bf16 and stage == 0:

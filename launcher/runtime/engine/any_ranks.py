@@ -1,13 +1,13 @@
-"""Train so that the number of ranks decides nothing, to the last bit (run.reproducible: any_ranks).
+"""Train with the same bits on any number of ranks (run.reproducible: any_ranks).
 
-Sums of floating-point numbers depend on the order of their terms, and by itself the order of a gradient's terms depends
-on how many ranks share them. Here it is one binary tree over the micro-batches of the global batch, which knows no
-ranks (`tree_sum.py`). What else would tell ranks apart goes by the number of the micro-batch too: its random numbers.
-The norm is that of whole tensors, and each rank computes it. Updates go element by element, or matrix by matrix, so it
-does not matter which rank holds which.
+Floating-point sums depend on the order of their terms, and normally the order of a gradient's terms depends on the
+number of ranks. Here gradients are summed over one binary tree of the global batch's micro-batches, which is the same
+for any number of ranks (`tree_sum.py`). Random numbers are keyed by the number of the micro-batch too. Each rank
+computes the norm, from whole tensors. Updates are elementwise or per matrix, so it does not matter which rank holds
+which.
 
-So DeepSpeed accumulates and reduces no gradient here: every rank has the whole one, writes its part beside the master
-weights of its shard, updates them, and DeepSpeed gathers the weights as it does after a step of its own.
+DeepSpeed accumulates and reduces no gradients here: every rank has the whole gradient, writes its part beside the
+master weights of its shard and updates them; then DeepSpeed gathers the weights as after any other step.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,7 +29,7 @@ from plumbline.model.objectives.objective import Batch
 class AnyRanksEngine(DeepSpeedEngine):
     """Train at ZeRO stage 0, 1 or 2, with the same bits on 1, 2, 4, ... ranks.
 
-    On a CPU each rank computes with one thread, since more of them share sums in another way.
+    On a CPU each rank computes with one thread, since the number of threads changes the order of sums.
 
     Args:
         config: the run; `config/rank_counts.py` has checked it against the number of ranks.
@@ -49,9 +49,9 @@ class AnyRanksEngine(DeepSpeedEngine):
         self._gradient: dict[str, Tensor] = {}
 
     def _make_gradient(self, batches: Sequence[Batch], step: int, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Sum gradient, loss and reports over the tree; the whole loss and the reports count on rank 0 alone."""
+        """Sum gradient, loss and reports over the tree; only rank 0 returns the total loss and reports."""
         ranks, rank = self.world.size, self.world.rank
-        self._gradient = {}  # the last step's makes room
+        self._gradient = {}  # frees the last step's
         mine = TreeSum()
         for lane in order_of_lanes(len(batches) * ranks, ranks):
             for index in lane:
@@ -67,7 +67,7 @@ class AnyRanksEngine(DeepSpeedEngine):
         found = total[0], reports.view(-1, 2)
         if self.world.is_main:
             return found
-        return torch.zeros_like(found[0]), torch.zeros_like(found[1])  # the step sums both over ranks
+        return torch.zeros_like(found[0]), torch.zeros_like(found[1])  # because the step sums both over ranks
 
     def _leaf(self, batch: Batch, step: int, weights: Tensor) -> Tensor:
         """Return gradient, cross-entropy and reports of one micro-batch in one flat tensor, fp32."""
@@ -77,17 +77,17 @@ class AnyRanksEngine(DeepSpeedEngine):
         terms.reverse()
         flat = torch.empty(sum(term.numel() for term in terms), device=self.world.device)
         for part in flat.split([term.numel() for term in reversed(terms)]):
-            part.copy_(terms.pop().flatten())  # and each is freed as the next is taken
+            part.copy_(terms.pop().flatten())  # each is freed as soon as it is copied
         return flat
 
     def _update(self) -> tuple[Tensor, Tensor]:
-        """Clip the whole gradient, hand each shard its part of it, and update."""
+        """Clip the whole gradient, give each shard its part, and update."""
         norm = self._norm()
         limit = self.config.optimizer.grad_clip
         factor = (limit / (norm + 1e-6)).clamp(max=1.0) if limit else torch.ones_like(norm)
         for shard in self.master_weights():
             if shard.grad is None:
-                shard.grad = torch.zeros_like(shard)  # also of one that is nothing but padding: each rank counts steps
+                shard.grad = torch.zeros_like(shard)  # also if it is all padding: each rank counts steps
         for piece in self.pieces():
             if piece.trained and piece.length:
                 assert piece.shard.grad is not None, "every shard has one"
@@ -103,12 +103,12 @@ class AnyRanksEngine(DeepSpeedEngine):
         return norm, 1 - skipped
 
     def _norm(self) -> Tensor:
-        """Return the norm of the whole gradient that is limited, a scalar."""
+        """Return the norm of the whole gradient that clipping limits, a scalar."""
         if self.config.optimizer.grad_clip_norm == "plain":
             return get_total_norm(list(self._gradient.values()))
         groups = [[self._gradient[name] for name in group["parameters"]] for group in self.settings.values()]
         return base_equivalent_norm([get_total_norm(group) for group in groups], self.groups)
 
     def gradient(self, name: str) -> Tensor:
-        """Return the whole gradient of a tensor, not clipped yet."""
+        """Return the whole gradient of a tensor, before clipping."""
         return self._gradient[name]

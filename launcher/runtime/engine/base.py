@@ -1,9 +1,9 @@
 """Define what training asks of an engine, and the optimizer step that every engine takes.
 
-`deepspeed.py` implements it for ZeRO stages 0 to 3, `plain.py` in plain PyTorch for one process. Whoever trains,
-evaluates, averages, observes or saves talks to `Engine` alone and knows nothing of how weights lie over ranks.
+`deepspeed.py` implements it for ZeRO stages 0 to 3, `plain.py` in plain PyTorch for one process. Code that trains,
+evaluates, averages, observes or saves uses only `Engine` and does not know how weights are sharded.
 
-A method that is marked as collective exchanges something between ranks: all of them must call it, in the same order.
+Methods marked "Collective" communicate between ranks: all ranks must call them, in the same order.
 """
 
 from abc import ABC, abstractmethod
@@ -31,17 +31,17 @@ T = TypeVar("T")
 
 
 class UpdateObserver(Protocol):
-    """Look at an optimizer update without changing it; all ranks observe the same steps."""
+    """Observe an optimizer update without changing it; all ranks observe the same steps."""
 
     def before_update(self) -> None:
-        """Look at gradients, which are summed over ranks, and at weights; collective calls are allowed."""
+        """Observe weights and gradients, which are already reduced over ranks; collective calls are allowed."""
 
     def after_update(self) -> None:
-        """Look at the weights once the update is applied or skipped; collective calls are allowed."""
+        """Observe the weights after the update was applied or skipped; collective calls are allowed."""
 
 
 class Engine(ABC):
-    """Train and evaluate a model with its objective and optimizer, however they lie over ranks.
+    """Train and evaluate a model with its objective and optimizer, however they are sharded.
 
     Args:
         config: the run.
@@ -51,7 +51,7 @@ class Engine(ABC):
     """
 
     settings: dict[str, dict[str, Any]]
-    """Hyperparameters of the optimizer's groups as the parameterization's table has them, by name of the group."""
+    """Hyperparameters of the optimizer's groups from the parameterization's table, by group name."""
 
     def __init__(self, config: Config, plan: RunPlan, world: World, model: TrainedLM) -> None:
         self.config, self.plan, self.world, self.model = config, plan, world, model
@@ -71,28 +71,28 @@ class Engine(ABC):
     ) -> StepUnderWay:
         """Take one optimizer step: forward and backward over this rank's micro-batches, then the update. Collective.
 
-        Nothing here waits for the device, unless observers look or the run keeps a moving average of the weights,
-        which has to know whether the update was applied. docs/performance.md counts what a step costs.
+        Nothing here waits for the device, unless there are observers or the run keeps a moving average of the weights,
+        which needs to know whether the update was applied. docs/performance.md counts the cost of a step.
 
         Args:
-            micro_batches: all of this rank's in this step.
-            step: completed steps so far; keys the random numbers of dropout, so nothing random needs saving.
+            micro_batches: all micro-batches of this rank in this step.
+            step: completed steps so far; seeds dropout, so no random state needs saving.
             lr: base learning rate of this step, which each parameter group multiplies.
-            observers: are called right before and right after the update.
-            flag: is asked once the step is made; its result says whether that of any rank was up.
+            observers: called right before and right after the update.
+            flag: called once the step is launched; the step's result says whether it was true on any rank.
 
         Raises:
-            ConfigError: in the first step a term of the loss has no target.
+            ConfigError: a term of the loss has no target in the first step.
         """
         model, objective = self.model, self.model.objective
-        if not model.training:  # telling every module is work for the host
+        if not model.training:  # visiting every module costs host time
             model.train()
         self._seed(step, self.world.rank)
         set_learning_rates(self.groups, lr)
         objective.on_step(model, step)
         batches = [self._to_device(batch) for batch in micro_batches]
-        # Each term of the loss is normalised by its targets in the whole global batch: an ignored label weighs nothing,
-        # and accumulation or world size change nothing.
+        # Each term of the loss is normalised by its targets in the global batch: ignored labels have no weight, and
+        # accumulation and world size make no difference.
         targets = sum_over_ranks(torch.stack([objective.targets(batch) for batch in batches]).sum(0).float())  # (terms)
         if step == 0:
             self._check_targets(targets)
@@ -108,9 +108,9 @@ class Engine(ABC):
         return StepUnderWay(total, reports, flag(), targets[0], grad_norm, applied)
 
     def _seed(self, step: int, place: int) -> None:
-        """Key the random numbers of dropout by the run's seed, a step and a place in it.
+        """Seed dropout from the run's seed, a step and a position in it.
 
-        `torch.manual_seed` would also seed kinds of devices that are not there, for each of which it formats the stack.
+        `torch.manual_seed` would also seed types of devices that are absent, and format the stack for each.
         """
         seed = hash((self.config.run.seed, step, place))
         torch.default_generator.manual_seed(seed)
@@ -118,12 +118,12 @@ class Engine(ABC):
             torch.cuda.manual_seed(seed)
 
     def _make_gradient(self, batches: Sequence[Batch], step: int, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Make the gradient of a step from this rank's micro-batches on the device. Collective.
+        """Compute the gradient of a step from this rank's micro-batches on the device. Collective.
 
         Args:
             batches: the micro-batches.
             step: completed steps so far.
-            targets: of each term of the loss in the whole global batch, [terms]; the term is divided by them.
+            targets: number of targets of each term of the loss in the global batch, [terms]; the term's divisor.
 
         Returns:
             This rank's summed cross-entropy, a scalar, and its reports, [reports, 2].
@@ -139,13 +139,13 @@ class Engine(ABC):
         return total, reports
 
     def local_gradient(self, batch: Batch, step: int, weights: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """Compute the gradient of one micro-batch on this rank alone, beside what a step accumulates.
+        """Compute the gradient of one micro-batch on this rank alone, without adding it to the step's.
 
-        Nothing is exchanged, and no hook of an engine hears of it. Weights must be whole, so not at ZeRO stage 3.
+        Nothing is communicated, and no hook of an engine runs. Weights must be whole, so not at ZeRO stage 3.
 
         Args:
             batch: on the device.
-            step: completed steps so far; keys what the objective draws.
+            step: completed steps so far; seeds what the objective draws.
             weights: of the terms of the loss, [terms].
 
         Returns:
@@ -159,7 +159,7 @@ class Engine(ABC):
         return losses.cross_entropy.detach(), losses.reports.detach(), list(found)
 
     def _check_targets(self, targets: Tensor) -> None:
-        """Refuse a term of the loss, beside the text's, that no token of a whole batch trains; `targets` [terms]."""
+        """Refuse a term of the loss, other than the text's, without a target in a whole batch; `targets` [terms]."""
         objective = self.model.objective
         if len(targets) != len(objective.terms):
             raise TypeError(f"{type(objective).__name__}: {len(targets)} targets of {len(objective.terms)} terms")
@@ -176,28 +176,28 @@ class Engine(ABC):
 
         Args:
             batch: one micro-batch.
-            thinking: predict as an objective that thinks does, instead of by the plain model.
+            thinking: predict with the objective's thoughts instead of with the plain model.
         """
         batch = self._to_device(batch)
         method = TrainedLM.thinking_cross_entropy if thinking else TrainedLM.cross_entropy
         return loss_sums(self._evaluate(method, batch), batch["labels"])
 
     def logits(self, batch: Batch, thinking: bool = False) -> Tensor:
-        """Return what is predicted after each token of this rank's batch: [B, T, V], fp32. Collective.
+        """Return the logits after each token of this rank's batch: [B, T, V], fp32. Collective.
 
-        All logits of the batch are held at once. The arguments are those of `evaluate`.
+        All of them are held in memory at once. The arguments are those of `evaluate`.
         """
         method = TrainedLM.thinking_logits if thinking else TrainedLM.logits
         return self._evaluate(method, self._to_device(batch))
 
     @torch.no_grad()
     def _evaluate(self, method: Callable[[TrainedLM, Batch], Tensor], batch: Batch) -> Tensor:
-        """Return what a method of the model makes of a batch on the device, in evaluation mode."""
+        """Return the result of a model method on a batch, in evaluation mode on the device."""
         self.model.eval()
         return self._call(method, batch)
 
     def _to_device(self, batch: Batch) -> Batch:
-        """Return the batch on this rank's device; from pinned memory it gets there behind what the device is at."""
+        """Return the batch on this rank's device; copies from pinned memory are asynchronous."""
         return {name: tensor.to(self.world.device, non_blocking=True) for name, tensor in batch.items()}
 
     def _forward_context(self) -> AbstractContextManager[object]:
@@ -206,29 +206,30 @@ class Engine(ABC):
             return torch.autocast(self.world.device.type, torch.bfloat16)
         return nullcontext()
 
-    # What `train_step` and evaluation need of a subclass
+    # What subclasses implement for `train_step` and evaluation
 
     @abstractmethod
     def _expect_micro_batches(self, count: int) -> None:
-        """Prepare for a step of so many calls of `_accumulate`, then one of `_update`."""
+        """Prepare for a step of `count` calls of `_accumulate`, then one of `_update`."""
 
     @abstractmethod
     def _accumulate(self, batch: Batch, step: int, weights: Tensor) -> tuple[Tensor, Tensor]:
-        """Add the gradient of `(losses * weights).sum()` on one micro-batch to that of the step.
+        """Add the gradient of `(losses * weights).sum()` on one micro-batch to the step's gradient.
 
-        After the last one it is the mean over ranks. Returns the cross-entropy and the reports of `Objective.forward`.
+        After the last micro-batch the latter is the mean over ranks. Returns the cross-entropy and the reports of
+        `Objective.forward`.
         """
 
     @abstractmethod
     def _update(self) -> tuple[Tensor, Tensor]:
-        """Clip the gradient and let the optimizer use it. Returns its norm before, and 1 if it was used, else 0.
+        """Clip the gradient and update. Returns the norm before clipping, and 1 if the update was applied, else 0.
 
         Both are scalars on the device.
         """
 
     @abstractmethod
     def _call(self, method: Callable[..., T], *arguments: Any) -> T:
-        """Return what a method of the model makes of its arguments, called in the way that gathers its weights."""
+        """Return the result of a model method, called in a way that gathers the weights it needs."""
 
     # -- weights -------------------------------------------------------------------------------------------------------
 
@@ -241,7 +242,7 @@ class Engine(ABC):
     def master_weights(self) -> list[Tensor]:
         """Return this rank's share of the fp32 master weights: what the optimizer updates, of any shape.
 
-        They are not copies. Who writes to them calls `refresh_weights` afterwards.
+        They are not copies. After writing to them, call `refresh_weights`.
         """
 
     @abstractmethod
@@ -253,9 +254,9 @@ class Engine(ABC):
         """Return this rank's part of every tensor of the model, trained or not, in the order of the model."""
 
     def master_pieces(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield name and master weight of every trained tensor, as far as this rank is to look at it.
+        """Yield the name of every trained tensor and this rank's piece of its master weights.
 
-        Each is flat, perhaps empty, and no copy; the pieces of all ranks, one behind the other, are the tensor.
+        Each piece is flat, perhaps empty, and not a copy; the pieces of all ranks, concatenated, are the tensor.
         """
         for piece in self.pieces():
             if piece.trained:
@@ -263,11 +264,11 @@ class Engine(ABC):
                 yield mine.name, mine.of(mine.shard)
 
     def replicas(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield name and value of all that every rank has whole, and that must be equal on all of them, bit for bit.
+        """Yield name and value of everything that every rank holds whole and that must be bit-identical on all ranks.
 
-        That is what the next forward pass reads, as far as it is gathered already (ZeRO-3 keeps only small tensors
-        whole), and what an optimizer or a moving average keeps of it undivided. They are no copies. Counts of steps of
-        divided shards are left out: after a resume, one that is nothing but padding counts from where it likes.
+        These are the weights that the next forward pass reads, if they are gathered already (ZeRO-3 keeps only small
+        tensors whole), and the unsharded states of the optimizer and the moving average. They are not copies. Step
+        counts of shards are left out: after a resume, the count of a shard that is all padding may be any number.
         """
         for name, parameter in self.model.named_parameters():
             if self._is_whole(parameter):
@@ -286,7 +287,7 @@ class Engine(ABC):
         return [shard for shard in self.master_weights() if id(shard) in whole]
 
     def counts(self) -> list[Any]:
-        """Return the plain numbers that steer updates, which must be equal on all ranks: rates, counts of steps."""
+        """Return the Python numbers that control updates, equal on all ranks: learning rates, step counts."""
         groups = [{key: value for key, value in group.items() if key != "params"} for group in self.groups]
         states = (self.optimizer_state.get(shard, {}) for shard in self._undivided())
         numbers = [{key: value for key, value in state.items() if not isinstance(value, Tensor)} for state in states]
@@ -294,20 +295,20 @@ class Engine(ABC):
 
     @abstractmethod
     def _is_whole(self, parameter: nn.Parameter) -> bool:
-        """Return whether this rank keeps all of a parameter of the model between steps."""
+        """Return whether this rank keeps a whole parameter of the model between steps."""
 
     @property
     @abstractmethod
     def optimizer_state(self) -> MutableMapping[Tensor, dict[str, Any]]:
-        """Return the state of the optimizer by shard, as `Piece.shard` names it; empty until the first update.
+        """Return the optimizer's state by shard (`Piece.shard`); empty until the first update.
 
-        A value of the shard's shape holds an element for each of the shard's. Any other, such as a count of steps,
-        belongs to all tensors of the shard alike. It may be written to.
+        A value of the shard's shape is elementwise. Any other, such as a step count, belongs to all tensors of the
+        shard. The state may be written to.
         """
 
     @abstractmethod
     def gradient(self, name: str) -> Tensor:
-        """Return the whole gradient of a tensor, averaged over ranks. Collective; between backward and update only.
+        """Return the whole gradient of a tensor, averaged over ranks. Collective; only between backward and update.
 
-        An engine may have clipped it already.
+        Some engines have clipped it by then.
         """

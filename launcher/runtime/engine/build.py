@@ -1,6 +1,6 @@
 """Assemble a model: parameterization, objective and precision meet here and nowhere else.
 
-Training, loading and the coordinate check build the same skeleton, `build_model`, and fill it each in its own way.
+Training, loading and the coordinate check all build the same skeleton with `build_model`, and fill it in their own way.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -33,11 +33,11 @@ def whole(_parameter: nn.Parameter) -> AbstractContextManager[object]:
 
 
 def build_model(config: Config, construction: AbstractContextManager[object] | None = None) -> TrainedLM:
-    """Return the model of a run with its objective, which rounds as `precision` says; its parameters hold no values.
+    """Return the model of a run with its objective and `precision`; its parameters are uninitialized.
 
     Args:
         config: the run.
-        construction: is entered while modules are made: a device, or what shards parameters as they appear.
+        construction: context in which modules are made: a device, or one that shards parameters as they appear.
     """
     with construction or nullcontext(), NoInitialValues():
         forward = multipliers(config.model, config.parameterization)
@@ -48,7 +48,7 @@ def build_model(config: Config, construction: AbstractContextManager[object] | N
 
 
 def _determinism_refusal(config: Config, device: torch.device) -> str | None:
-    """Say why a device cannot repeat the steps of a run to the last bit; None: it can, as far as is known."""
+    """Return why a device cannot repeat the steps of a run to the last bit, or None if nothing is known against it."""
     why = attention_kind(config.model).varies_on_gpu
     if not config.run.repeats or device.type != "cuda" or why is None:
         return None
@@ -61,7 +61,7 @@ def _determinism_refusal(config: Config, device: torch.device) -> str | None:
 
 
 def _compiler_refusal(config: Config, device: torch.device) -> str | None:
-    """Say why blocks cannot be compiled for a GPU; None: they can, or need not be."""
+    """Return why blocks cannot be compiled for a GPU, or None if they can or need not be."""
     if device.type != "cuda" or not compiles(config, device):
         return None
     why = attention_kind(config.model).gpu_compiler_refusal(config.model) or missing_c_compiler()
@@ -72,14 +72,14 @@ def _compiler_refusal(config: Config, device: torch.device) -> str | None:
 
 
 def move_buffers(model: nn.Module, device: torch.device) -> None:
-    """Move every buffer of a model to a device, where its parameters are to stay where they are."""
+    """Move every buffer of a model to a device, but leave its parameters where they are."""
     for module in model.modules():
         for name, buffer in module.named_buffers(recurse=False):
             setattr(module, name, buffer.to(device))
 
 
 def without_objective(config: Config) -> Config:
-    """Return the configuration of the plain model: trained for the next token, which takes no tensors of its own."""
+    """Return the configuration with the plain next-token objective, which has no tensors of its own."""
     return config.model_copy(update={"objective": NextTokenConfig()})
 
 
@@ -92,20 +92,20 @@ def build_for_training(
     gather: Gather = whole,
     restored: bool = False,
 ) -> TrainedLM:
-    """Return the model of a run as it starts, ready to be trained on `device`; its buffers are not moved there yet.
+    """Return the initialized model of a run, ready to be trained on `device`, to which its buffers are not moved yet.
 
     Args:
         config: the run.
-        rows: the parameterization's table of it.
+        rows: its parameterization table.
         device: where it will be trained.
         weights: by name, instead of those that the seed draws.
         construction: see `build_model`.
-        gather: makes a parameter whole for the time of writing to it, where `construction` has sharded it.
+        gather: context in which a parameter that `construction` has sharded is whole and can be written.
         restored: all weights will be restored from a checkpoint, and none is drawn.
 
     Raises:
-        ConfigError: the device has no float8 and precision.float8 asks for it, or torchao is not installed; or it
-            cannot compute what run.deterministic asks for, or its host has nothing to compile with.
+        ConfigError: precision.float8 needs a device with float8 and torchao installed; or the device cannot compute
+            deterministically (run.deterministic); or its host has no compiler for compiled blocks.
     """
     reasons = (
         float8.refusal(config.precision, device, compiles(config, device)),
@@ -140,33 +140,33 @@ def compiles(config: Config, device: torch.device) -> bool:
 
 
 def masks_in_blocks(config: Config, device: torch.device) -> bool:
-    """Return whether the text of a run attends through FlexAttention, which becomes a part of a compiled block."""
+    """Return whether a run's text uses FlexAttention with block masks, which needs compiled blocks."""
     served = attention_kind(config.model).serves_slots and block_sparse.refusal(config.model) is None
     asked = config.train.block_masks and config.deepspeed.precision == "bf16"
     return asked and served and device.type == "cuda" and compiles(config, device)
 
 
 def blocks_of(model: nn.Module) -> list[Block]:
-    """Return all blocks of a model, those of its objective among them."""
+    """Return all blocks of a model, including those of its objective."""
     return [module for module in model.modules() if isinstance(module, Block)]
 
 
 def compile_model(model: TrainedLM, exact_division: bool) -> None:
     """Compile every block and the loss of a chunk of logits.
 
-    Each shape is compiled by itself: what an evaluation's batch is like decides nothing about training's graph.
+    Each shape is compiled separately, so that the shape of an evaluation's batch does not affect training's graph.
 
-    What is compiled is `forward`, so that the hooks of ZeRO-3 stand around the graph and do not cut it.
+    Only `forward` is compiled, so that the hooks of ZeRO-3 run outside the graph and do not break it.
 
     Args:
         model: to compile.
-        exact_division: divide as uncompiled code does. Triton's own division may be off by a bit, and a value that is
-            rounded to a grid then falls on another point of it than in evaluation, which is not compiled.
+        exact_division: divide as uncompiled code does. Triton's own division may be off by a bit, and a value rounded
+            to a grid may then fall on another grid point than in evaluation, which is not compiled.
     """
     from torch._inductor import config  # loads slowly, and most processes compile nothing
 
     block_sparse.permit_graphs()
-    config.eager_numerics.division_rounding = exact_division  # of the process, which may train one run after another
+    config.eager_numerics.division_rounding = exact_division  # process-wide, so set for each run
     for block in blocks_of(model):
         setattr(block, "forward", torch.compile(block.forward, dynamic=False))  # noqa: B010 - a method, to mypy
     model.lm_head.on_chunk = compiled_losses_and_gradient()

@@ -1,7 +1,7 @@
 """Train with DeepSpeed, with nothing left to its defaults.
 
-DeepSpeed accepts unknown keys in silence and its defaults move between releases. So its configuration is generated
-here with every key that matters, what took effect is read back after `initialize`, and a mismatch refuses to train.
+DeepSpeed silently accepts unknown keys, and its defaults change between releases. So its configuration is generated
+here with every key that matters, what took effect is read back after `initialize`, and a mismatch is an error.
 """
 
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
@@ -44,7 +44,7 @@ def deepspeed_config(config: Config, rows: Sequence[ParameterRow], world: World)
 
     Args:
         config: the run.
-        rows: of its table.
+        rows: its parameterization table.
         world: this process among all.
     """
     settings, data = config.deepspeed, config.data
@@ -53,8 +53,8 @@ def deepspeed_config(config: Config, rows: Sequence[ParameterRow], world: World)
     sizes = buckets(config, trained_count(rows), settings.zero_stage)
     zero: dict[str, Any] = {
         "stage": settings.zero_stage,
-        "overlap_comm": settings.zero_stage > 1,  # stage 1 reduces after the last backward pass, beside nothing
-        "contiguous_gradients": not stays,  # what is sent is copied into one piece
+        "overlap_comm": settings.zero_stage > 1,  # stage 1 reduces after the last backward pass: nothing to overlap
+        "contiguous_gradients": not stays,  # copied into one buffer to be sent
         "reduce_scatter": True,
         "reduce_bucket_size": sizes.reduce,
         "allgather_bucket_size": sizes.gather,
@@ -66,13 +66,13 @@ def deepspeed_config(config: Config, rows: Sequence[ParameterRow], world: World)
         "train_batch_size": data.global_batch_size,
         "train_micro_batch_size_per_gpu": data.micro_batch(world.size),
         "gradient_accumulation_steps": data.accumulation_steps(world.size),
-        # At stage 0 DeepSpeed clips without telling the norm, so there the engine does both
+        # At stage 0 DeepSpeed clips without returning the norm, so there the engine does both
         "gradient_clipping": config.optimizer.grad_clip if settings.zero_stage > 0 else 0.0,
         # Stage 0 keeps no master weights, so there bf16 means autocast over fp32 parameters
         "bf16": {
             "enabled": bf16 and settings.zero_stage > 0,
             "immediate_grad_update": True,
-            "check_grad_overflow": not decides_on_device(config),  # a second look at what the norm says already
+            "check_grad_overflow": not decides_on_device(config),  # a second check of what the norm already shows
         },
         "fp16": {"enabled": False},
         "torch_autocast": {
@@ -88,12 +88,12 @@ def deepspeed_config(config: Config, rows: Sequence[ParameterRow], world: World)
         "zero_force_ds_cpu_optimizer": False,  # torch's fused AdamW updates offloaded states as well
         "steps_per_print": 2**31,
         "wall_clock_breakdown": False,
-        "timers": {"throughput": {"enabled": False}},  # it waits for the device around every micro-batch
+        "timers": {"throughput": {"enabled": False}},  # it synchronizes around every micro-batch
     }
 
 
 def decides_on_device(config: Config) -> bool:
-    """Return whether the device alone decides to skip an update, where all optimizer states are."""
+    """Return whether the device decides by itself to skip an update, since all optimizer states are on it."""
     return config.optimizer.kind.skips_on_device and not config.deepspeed.offload_optimizer
 
 
@@ -107,8 +107,8 @@ class DeepSpeedEngine(Engine):
         restored: all weights will be restored from a checkpoint, and none is drawn.
 
     Raises:
-        ConfigError: the device has no float8 and precision.float8 asks for it, or torchao is not installed; or compiled
-            blocks could not read the tensors as ZeRO has laid them.
+        ConfigError: see `build_for_training`; or compiled blocks cannot read the tensors at the addresses that ZeRO
+            has given them.
     """
 
     def __init__(
@@ -136,20 +136,20 @@ class DeepSpeedEngine(Engine):
     def _build_model(
         self, config: Config, plan: RunPlan, world: World, weights: Mapping[str, Tensor] | None, restored: bool
     ) -> TrainedLM:
-        """Return the model on its device, sharded already at stage 3."""
+        """Return the model on its device, already sharded at stage 3."""
         import deepspeed  # after process_group.join has chosen the accelerator
         from deepspeed.utils import set_z3_leaf_module
 
         if self.stage < 3:
-            # Parameters are made where they stay, so that the host holds no more than the tensors that are being drawn
+            # Parameters are made on the device, so that the host holds only the tensors being drawn
             device = world.device
             return build_for_training(config, plan.rows, device, weights, device, restored=restored).to(device)
         construction = deepspeed.zero.Init(config_dict_or_path=self.requested)
         gather = partial(deepspeed.zero.GatheredParameters, modifier_rank=0)
         model = build_for_training(config, plan.rows, world.device, weights, construction, gather, restored)
-        move_buffers(model, world.device)  # zero.Init places parameters alone, and DeepSpeed moves nothing later
+        move_buffers(model, world.device)  # zero.Init moves only parameters, and DeepSpeed moves nothing later
         for block in blocks_of(model) if compiles(config, world.device) else []:
-            set_z3_leaf_module(block, True)  # its hooks stand around it, and cut no compiled graph
+            set_z3_leaf_module(block, True)  # its hooks then run around it, not inside a compiled graph
         return model
 
     def _initialize(self, model: TrainedLM, optimizer: Optimizer) -> Any:
@@ -157,7 +157,7 @@ class DeepSpeedEngine(Engine):
         import deepspeed
         from deepspeed.runtime import torch_autocast
 
-        torch_autocast.TORCH_AUTOCAST_INITIALIZED = False  # or an engine before decides how this one sums gradients
+        torch_autocast.TORCH_AUTOCAST_INITIALIZED = False  # else an earlier engine's setting stays
         with quiet_stdout():
             engine, *_ = deepspeed.initialize(
                 model=model, optimizer=optimizer, config=self.requested, dist_init_required=False
@@ -165,7 +165,7 @@ class DeepSpeedEngine(Engine):
         return engine
 
     def _adapt_deepspeed(self) -> None:
-        """Replace what DeepSpeed does less well: how it sums gradients, and the messages of a rank that is alone."""
+        """Replace how DeepSpeed sums gradients, and drop the messages of a rank that is alone."""
         settings, alone = self.config.deepspeed, self.world.size == 1
         bf16 = settings.precision == "bf16"
         if self.stage == 1 and bf16 and not settings.offload_optimizer:
@@ -179,11 +179,11 @@ class DeepSpeedEngine(Engine):
             self._engine.optimizer.buffered_reduce_fallback = lambda *_, **__: None
 
     def _verify(self) -> None:
-        """Compare what took effect in DeepSpeed with what was asked for, and tensors as they lie with what blocks read.
+        """Check that DeepSpeed adopted its configuration, and that compiled blocks can read the tensors it laid out.
 
         Raises:
             RuntimeError: DeepSpeed did not adopt its configuration.
-            ConfigError: compiled blocks could not read the tensors as ZeRO has laid them.
+            ConfigError: compiled blocks cannot read the tensors at the addresses that ZeRO has given them.
         """
         engine, requested = self._engine, self.requested
         model_dtype, accumulation_dtype = engine.get_data_types()
@@ -227,8 +227,8 @@ class DeepSpeedEngine(Engine):
     def _accumulate(self, batch: Batch, step: int, weights: Tensor) -> tuple[Tensor, Tensor]:
         self._awaited -= 1
         last = self._awaited == 0
-        # By itself DeepSpeed counts micro-batches since the process started, which is out of step with ours when their
-        # number changes (data.batch_size_warmup) after a resume
+        # DeepSpeed counts micro-batches since the process started, which differs from our count when their number
+        # changes (data.batch_size_warmup) after a resume
         self._engine.set_gradient_accumulation_boundary(last)
         with record_function("step: forward"):
             losses = self._call(TrainedLM.losses, batch, step)
@@ -243,7 +243,7 @@ class DeepSpeedEngine(Engine):
         return losses.cross_entropy, losses.reports
 
     def _sum_alone(self, **_unused: Any) -> None:
-        """Do what remains of DeepSpeed's sum over ranks at stage 0 where there is one: fill in missing gradients."""
+        """Replace DeepSpeed's sum over ranks at stage 0 where there is one rank: only fill in missing gradients."""
         for parameter in self.model.parameters():
             if parameter.requires_grad and parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
@@ -265,20 +265,20 @@ class DeepSpeedEngine(Engine):
         return torch.where(skipped > 0, torch.inf, norm), 1 - skipped
 
     def _update_whole(self) -> tuple[Tensor, Tensor]:
-        """Update at stage 0, where DeepSpeed leaves it to others to skip what is not finite."""
+        """Update at stage 0, where DeepSpeed does not skip a gradient that is not finite."""
         norm = self._clipped_norm
         skipped = not_finite(norm)
         if self._on_device:
             self._optimizer.found_inf = skipped
         elif skipped:
-            self._optimizer.zero_grad()  # no optimizer updates what has no gradient, and DeepSpeed counts as ever
+            self._optimizer.zero_grad()  # without gradients no optimizer updates, and DeepSpeed still counts
         self._engine.step()
         return norm, 1 - skipped
 
     def _limit_base_norm(self) -> Tensor | None:
-        """Make DeepSpeed, which limits the plain norm, clip by the base-equivalent one, and return that.
+        """Make DeepSpeed, which limits the plain norm, clip by the base-equivalent norm, and return that.
 
-        None where it is not finite: DeepSpeed then skips the update by itself.
+        Returns None if it is not finite: DeepSpeed then skips the update by itself.
         """
         norms = zero_shards.gradient_norms(self._engine.optimizer, len(self.groups), self.stage)
         plain, base = torch.linalg.vector_norm(torch.stack(norms)), base_equivalent_norm(norms, self.groups)

@@ -1,4 +1,4 @@
-"""Choose the engine that a run trains with."""
+"""Choose the engine of a run."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""Estimate the memory of one device under each ZeRO stage, and choose by it what the backward pass computes again."""
+"""Estimate the memory of one device under each ZeRO stage, and choose what the backward pass recomputes by it."""
 
 import math
 from dataclasses import dataclass, field
@@ -16,48 +16,48 @@ from plumbline.launcher.runtime.system.world import World
 from plumbline.model.recomputation import Recomputed
 
 LEAST_FIRST: tuple[Recomputed, ...] = ("none", "selective", 4, 2, "full")
-"""What `train.activation_checkpointing: auto` chooses from, by what the backward pass computes again."""
+"""Choices of `train.activation_checkpointing: auto`, by how much the backward pass recomputes."""
 FLATTENED = 5 * 10**8
-"""Elements that DeepSpeed sums in one message where it has no bucket size."""
+"""Elements that DeepSpeed sums in one message without a bucket size."""
 LIVE = 10**9
 """Gathered parameters that DeepSpeed keeps at stage 3, its default."""
 FP32, BF16 = 4.0, 2.0
 """Bytes of a number."""
 USABLE = 0.9
-"""Share of a device's memory that an estimate may fill: the rest is the allocator's and the libraries'."""
+"""Share of a device's memory that an estimate may fill; the rest is for the allocator and libraries."""
 
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """Hold the bytes on one device while it trains, at the most."""
+    """Hold the peak bytes on one device while it trains."""
 
     weights: float
     gradients: float
     optimizer: float
     buffers: float
-    """What DeepSpeed sends and receives in."""
+    """DeepSpeed's communication buffers."""
     activations: float
     update: float = 0.0
-    """What sums of gradients and updates take in place of buffers and activations, when these are gone."""
+    """What summing gradients and updating take after buffers and activations are freed."""
     host: float = 0.0
-    """Bytes of offloaded optimizer states of this device's rank, and of gradients beside them: in its host's memory."""
+    """Bytes of host memory that this rank's offloaded optimizer states and the gradients beside them take."""
 
     @property
     def total(self) -> float:
-        """Return the bytes of all of it on the device, without the allocator's slack and the libraries' own."""
+        """Return the total bytes on the device, without the allocator's slack and the libraries' memory."""
         passing = max(self.buffers + self.activations, self.update)
         return self.weights + self.gradients + self.optimizer + passing
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Estimate what a run takes on each of some ranks; every way through the model is counted once."""
+    """Estimate the memory of a run on each rank; activations are counted once for each way of recomputing."""
 
     config: Config
     parameters: int
     ranks: int
     on_gpu: bool = True
-    """Count what kernels and messages on GPUs keep, not those on CPUs."""
+    """Whether to count for GPU kernels and messages, rather than those on CPUs."""
     _counted: dict[tuple[bool, Recomputed], int] = field(default_factory=dict)
 
     def memory(self, stage: int, recomputed: Recomputed) -> DeviceMemory:
@@ -73,9 +73,9 @@ class Estimate:
         return self._counted[key]
 
     def recomputed(self, stage: int, device_bytes: float, compiled: bool) -> Recomputed:
-        """Return what is computed again under a ZeRO stage: of what `auto` may choose, the least that fits a device.
+        """Return the least recomputation that fits a device under a ZeRO stage, as `auto` chooses it.
 
-        Where nothing fits it is all. Compiled blocks are not recomputed selectively.
+        If nothing fits, it is full. Compiled blocks are not recomputed selectively.
         """
         asked = self.config.train.activation_checkpointing
         if asked != "auto":
@@ -89,9 +89,9 @@ class Estimate:
 
 
 def choose_recomputed(config: Config, parameters: int, world: World) -> Recomputed:
-    """Return what the backward pass of a run computes again on the devices of a world, and tell what `auto` became.
+    """Return what the backward pass of a run recomputes on the devices of a world, and log what `auto` became.
 
-    On CPUs, whose memory ranks share with all else, `auto` is none. Collective where it has to be chosen.
+    On CPUs, where ranks share memory with everything else, `auto` is none. Collective if it has to be chosen.
     """
     asked = config.train.activation_checkpointing
     if asked != "auto":
@@ -119,7 +119,7 @@ def model_states(
 
     Under bf16 the weights are bf16 and the optimizer holds fp32 master weights and two moments; gradients are
     accumulated in fp32, at stage 1 in a full-size buffer on every rank. Stage 0 keeps everything in fp32.
-    tests/distributed/test_memory.py compares it with what ranks allocate.
+    tests/distributed/test_memory.py compares the result with what ranks allocate.
     """
     case = _Case(config, parameters, stage, ranks, on_gpu)
     weights = parameters * case.width / (ranks if stage == 3 else 1)
@@ -130,7 +130,7 @@ def model_states(
         gradients, update = case.sums_of_a_tree()
     if not case.offloads:
         return DeviceMemory(weights, gradients, case.optimizer(), buffers, activations, update, 0.0)
-    # A rank's gradients lie beside its states, at stage 1 in fp32 those of the step so far as well
+    # A rank keeps its gradients beside its states; at stage 1 in fp32, also those accumulated so far in the step
     kept = 2 if stage == 1 and not case.mixed and case.accumulates else 1
     return DeviceMemory(
         weights, gradients, 0.0, buffers, activations, update, case.optimizer() + FP32 * kept * case.share
@@ -139,7 +139,7 @@ def model_states(
 
 @dataclass(frozen=True)
 class _Case:
-    """Count the bytes that one rank holds beside weights and activations."""
+    """Count the bytes that one rank holds other than weights and activations."""
 
     config: Config
     parameters: int
@@ -149,12 +149,12 @@ class _Case:
 
     @property
     def share(self) -> float:
-        """Return the parameters of one rank where ranks share them."""
+        """Return the parameters per rank where they are sharded."""
         return self.parameters / self.ranks
 
     @property
     def mixed(self) -> bool:
-        """Return whether weights are bf16 and the optimizer keeps them in fp32."""
+        """Return whether weights are bf16, with fp32 master weights in the optimizer."""
         return self.config.deepspeed.precision == "bf16" and self.stage > 0
 
     @property
@@ -164,7 +164,7 @@ class _Case:
 
     @property
     def offloads(self) -> bool:
-        """Return whether optimizer states lie in the host's memory."""
+        """Return whether optimizer states are in host memory."""
         return self.config.deepspeed.offload_optimizer and self.stage > 0
 
     @property
@@ -174,56 +174,57 @@ class _Case:
 
     @property
     def reduce_bucket(self) -> float:
-        """Return the numbers of one message of gradients."""
+        """Return the number of elements of one message of gradients."""
         return buckets(self.config, self.parameters, self.stage).reduce
 
     def optimizer(self) -> float:
-        """Return what the optimizer holds; a moving average of the weights is one more fp32 copy, held likewise."""
+        """Return the optimizer's bytes, including a moving average of the weights, which is one more fp32 copy."""
         copies = 2 + (self.stage > 0) + (self.config.train.ema_half_life_tokens is not None)
         held = FP32 * copies * self.parameters + state_beyond_adamw(self.config)
         return held / (1 if self.stage == 0 else self.ranks)
 
     def gradients(self) -> float:
-        """Return what gradients take while micro-batches pass."""
+        """Return the bytes of gradients while micro-batches are processed."""
         if self.stage < 2:
             return FP32 * self.parameters
-        # At stage 2 in fp32 those of the step so far lie beside those of this micro-batch
+        # At stage 2 in fp32, those accumulated so far in the step are kept beside those of this micro-batch
         return FP32 * self.share * (2 if self.stage == 2 and not self.mixed and self.accumulates else 1)
 
     def messages(self) -> tuple[float, float]:
-        """Return what messages take while micro-batches pass, and what the update takes once activations are gone."""
+        """Return the bytes of messages during micro-batches, and of the update after activations are freed."""
         if self.stage == 1 and self.mixed and not self.offloads:
             return 0.0, self._copies() * self.parameters if self.ranks > 1 else 0.0
-        if self.stage == 0 or (self.stage == 1 and self.mixed):  # in one piece; offloaded, about as much
+        if self.stage == 0 or (self.stage == 1 and self.mixed):  # one message; about as much when offloaded
             return 0.0, FP32 * min(self.parameters, FLATTENED) if self.ranks > 1 else 0.0
-        if self.stage == 1:  # through a bucket, but for those of a rank alone, and in one piece in the end
+        if self.stage == 1:  # through a bucket, unless there is one rank, and in one piece in the end
             bucket = FP32 * self.reduce_bucket if sends_gradients(self.config, self.ranks) else 0.0
             return bucket, FP32 * self.share
-        if self.stage == 2:  # two buckets take turns, and what is sent is fp32
+        if self.stage == 2:  # two alternating buckets, sent in fp32
             return 2 * FP32 * self.reduce_bucket, FP32 * self.share
-        # Gathered weights stay while fewer are there than DeepSpeed lets live, and are copied out of messages
+        # Up to LIVE gathered weights are kept, and they are copied out of messages
         prefetch = buckets(self.config, self.parameters, self.stage).prefetch
         gathered = min(self.parameters, LIVE) + min(self.parameters, prefetch)
         return FP32 * self.reduce_bucket + self.width * gathered, 0.0
 
     def _copies(self) -> float:
-        """Return the bytes of a gradient that are copied where they are summed where they lie."""
+        """Return the bytes copied per gradient element when gradients are summed in place."""
         rounded = BF16 if self.config.deepspeed.communication_dtype == "bf16" else 0.0
-        by_gloo = 0.0 if self.on_gpu else rounded or FP32  # which copies every message
+        by_gloo = 0.0 if self.on_gpu else rounded or FP32  # gloo copies every message
         return rounded + by_gloo
 
     def sums_of_a_tree(self) -> tuple[float, float]:
-        """Return what gradients take under `any_ranks` while micro-batches pass, and what the update takes.
+        """Return the bytes of gradients under `any_ranks` during micro-batches, and those of the update.
 
-        A sum waits at each level of this rank's tree (engine/tree_sum.py). Beside them come the gradients of the last
-        micro-batch and their fp32 copy; in the end the whole sum, and two of its size for the exchange with others.
+        One sum is pending at each level of this rank's tree (engine/tree_sum.py). In addition there are the gradients
+        of the last micro-batch and their fp32 copy; at the end, the whole sum and two buffers of its size for the
+        exchange with other ranks.
         """
         lanes = lane_count(self.config.data.accumulation_steps(self.ranks) * self.ranks) // self.ranks
-        # Ranks that cannot share a tree are refused when they start
+        # A number of ranks that cannot share a tree is refused at start
         waiting = FP32 * self.parameters * math.log2(max(1, lanes))
         exchange = 3 * FP32 * self.parameters if self.ranks > 1 else 0.0
         update = max((FP32 + self.width) * self.parameters, exchange - waiting)
-        if self.stage == 2:  # what DeepSpeed has for its own sums
+        if self.stage == 2:  # DeepSpeed's own buckets
             unused = self.width * self.reduce_bucket
         else:
             unused = FP32 * self.parameters if self.stage == 0 or self.mixed or self.ranks == 1 else 0.0

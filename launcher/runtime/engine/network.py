@@ -1,7 +1,7 @@
-"""Say what a rank sends in a step under each ZeRO stage, and how long a step takes with it: a roofline of two roofs.
+"""Compute the bytes that a rank sends per step under each ZeRO stage, and a roofline of arithmetic and messages.
 
-What is sent follows what DeepSpeed 0.19.8 does, which is more than its settings say (docs/performance.md), and what is
-done in its place at stage 1 in bf16; tests/distributed/test_step_budget.py compares it with the messages of real ranks.
+The messages are those of DeepSpeed 0.19.8, which sends more than its settings suggest (docs/performance.md), and of our
+replacement at stage 1 in bf16; tests/distributed/test_step_budget.py compares them with the messages of real ranks.
 """
 
 from dataclasses import dataclass
@@ -15,38 +15,38 @@ from plumbline.model.recomputation import Recomputed
 
 @dataclass(frozen=True)
 class Messages:
-    """Hold the bytes of all large messages of a step, each counted whole, as it is before or after it is divided."""
+    """Hold the bytes of all large messages of a step, each counted at its full size, before or after sharding."""
 
     reduced: float
-    """Summed, and handed to every rank."""
+    """By all-reduce."""
     scattered: float
-    """Summed, of which each rank gets a part."""
+    """By reduce-scatter."""
     gathered: float
-    """Put together from the parts of all ranks."""
+    """By all-gather."""
 
     def sent(self, ranks: int) -> float:
-        """Return the bytes that each rank sends over a ring, which is as many as it receives."""
+        """Return the bytes that each rank sends over a ring; it receives as many."""
         return (2 * self.reduced + self.scattered + self.gathered) * (ranks - 1) / ranks
 
 
 def messages(config: Config, parameters: int, stage: int, micro_batches: int) -> Messages:
-    """Return what the ranks of a run exchange in a step.
+    """Return the messages that the ranks of a run exchange in a step.
 
-    At stage 3 gathered weights stay while fewer than 1e9 are there, from the first forward pass of a step to its
-    update; of a larger model, every pass gathers all of them.
+    At stage 3 the gathered weights of a model of up to 1e9 parameters are kept from the first forward pass of a step
+    to its update; for a larger model, every pass gathers all of them.
 
     Args:
         config: the run.
-        parameters: that are trained.
-        stage: of ZeRO.
-        micro_batches: of each rank in a step.
+        parameters: number of trained parameters.
+        stage: ZeRO stage.
+        micro_batches: number per rank and step.
     """
     weights = (2.0 if config.deepspeed.precision == "bf16" and stage > 0 else 4.0) * parameters
     gradients = (2.0 if config.deepspeed.communication_dtype == "bf16" else 4.0) * parameters
     if stage == 0:
         return Messages(gradients, 0.0, 0.0)
     if stage == 1:
-        # In bf16 each rank gets its own share, unless states are offloaded (zero_shards.sum_where_gradients_lie)
+        # In bf16 each rank receives only its share, unless states are offloaded (zero_shards.sum_where_gradients_lie)
         divides = config.deepspeed.precision == "bf16" and not config.deepspeed.offload_optimizer
         return Messages(0.0, gradients, weights) if divides else Messages(gradients, 0.0, weights)
     if stage == 2:
@@ -57,18 +57,18 @@ def messages(config: Config, parameters: int, stage: int, micro_batches: int) ->
 
 @dataclass(frozen=True)
 class Machine:
-    """Describe what a roofline is made of."""
+    """Describe the machine of a roofline."""
 
     devices: int
     flops: float
-    """Floating-point operations of one device in a second, as far as training reaches them."""
+    """Floating-point operations per second of one device that training achieves."""
     bandwidth: float
-    """Bytes that one device sends in a second, and receives meanwhile, over the slowest link between two."""
+    """Bytes per second that one device sends, and receives at the same time, over the slowest link."""
 
 
 @dataclass(frozen=True)
 class StepTime:
-    """Hold what a step of the full batch takes under a ZeRO stage."""
+    """Hold the time of a step of the full batch under a ZeRO stage."""
 
     sent_bytes: float
     """By each rank."""
@@ -77,20 +77,20 @@ class StepTime:
 
     @property
     def seconds(self) -> float:
-        """Return the time if nothing of the network is hidden behind the computation."""
+        """Return the time if communication does not overlap with computation."""
         return self.compute_seconds + self.network_seconds
 
 
 def step_time(config: Config, parameters: int, stage: int, recomputed: Recomputed, machine: Machine) -> StepTime:
-    """Return what a step takes: its arithmetic, that which is done again included, and its messages.
+    """Return the time of a step: its arithmetic, including recomputation, and its messages.
 
     Args:
         config: the run.
-        parameters: that are trained.
-        stage: of ZeRO.
-        recomputed: what the backward pass computes again; a forward pass is a third of a step. What `selective`
-            computes again is no matrix product, and not counted.
-        machine: that the step is made on.
+        parameters: number of trained parameters.
+        stage: ZeRO stage.
+        recomputed: what the backward pass recomputes; a forward pass is a third of a step. `selective` recomputes no
+            matrix products, and is not counted.
+        machine: the machine that takes the step.
     """
     flops = training_flops_per_token(config.model, config.data.sequence_length, config.objective)
     again = {"none": 0.0, "selective": 0.0, "full": 1.0}
@@ -103,20 +103,20 @@ def step_time(config: Config, parameters: int, stage: int, recomputed: Recompute
 
 @dataclass(frozen=True)
 class Compute:
-    """Hold work and time of a run; of a branch, without its parent."""
+    """Hold the work and time of a run; for a branch, without its parent."""
 
     steps: int
     tokens: int
     flops: float
-    """Of training; without what is computed a second time."""
+    """FLOPs of training, without recomputation."""
     hours: float
-    """Of arithmetic, with what is computed a second time."""
+    """Hours of arithmetic, with recomputation."""
     network_hours: float
-    """That messages add, where nothing hides them."""
+    """Hours that messages add without overlap."""
 
 
 def compute(config: Config, plan: RunPlan, step: StepTime) -> Compute:
-    """Return the FLOPs of a run, and its hours where a step takes `step`."""
+    """Return the FLOPs of a run, and its hours if every step takes `step`."""
     steps = plan.total_steps - plan.first_step
     tokens = plan.total_tokens - plan.batch_plan.tokens_before(plan.first_step)
     flops = tokens * training_flops_per_token(config.model, config.data.sequence_length, config.objective)

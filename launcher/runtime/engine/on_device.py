@@ -1,15 +1,14 @@
-"""Let DeepSpeed update weights without asking the host whether the gradient is finite, or whether it is to be clipped.
+"""Let DeepSpeed update weights without reading on the host whether to skip or clip the gradient.
 
-In every step DeepSpeed 0.19.8 reads the norm of the gradient on the host, in some classes once for each group. On a GPU
-that read waits for the whole backward pass, and then the device waits for the host. But torch's fused AdamW can be told
-by a number on the device to leave weights, moments and its count of steps as they are (`found_inf`, made for loss
-scaling). So here DeepSpeed's functions are replaced for the time of one update: the one that makes the norm also hands
-it to AdamW, and those that ask the host answer without looking. Numbers stay the same to the last bit, but for the
-order in which more than two ranks add up squares of norms.
+In every step DeepSpeed 0.19.8 reads the norm of the gradient on the host, in some classes once per group. On a GPU that
+read waits for the whole backward pass, and then the device waits for the host. But torch's fused AdamW can skip an
+update, including its step count, by a flag on the device (`found_inf`, made for loss scaling). So DeepSpeed's functions
+are replaced during one update: the one that computes the norm also sets AdamW's flag, and those that would read it on
+the host return without reading. Results are bit-identical, except for the order in which more than two ranks add up
+squared norms.
 
-What is not reached from here: with states in the host's memory DeepSpeed needs the norm there; at stage 3 it copies a
-constant to the device for each sub-group; and at stages 2 and 3 it waits for the sums of gradients after each backward
-pass.
+Some waits remain: DeepSpeed needs the norm on the host if states are offloaded; at stage 3 it copies a constant to the
+device for each sub-group; and at stages 2 and 3 it waits for the sums of gradients after each backward pass.
 """
 
 from collections.abc import Callable, Iterator
@@ -24,11 +23,11 @@ from plumbline.launcher.runtime.system.collectives import sum_over_ranks
 
 @contextmanager
 def deciding_on_device(zero: Any, optimizer: torch.optim.AdamW) -> Iterator[None]:
-    """Update within, at ZeRO stages 1 to 3, or skip the update of a gradient that is not finite, as the device finds.
+    """Return a context in which, at ZeRO stages 1 to 3, the device decides to skip a gradient that is not finite.
 
     Args:
         zero: DeepSpeed's ZeRO optimizer.
-        optimizer: the fused AdamW that it wraps; its `found_inf` says afterwards whether it has skipped.
+        optimizer: the fused AdamW that it wraps; its `found_inf` says afterwards whether it skipped.
     """
     from deepspeed.runtime import bf16_optimizer, utils
     from deepspeed.runtime.zero import stage3, stage_1_and_2
@@ -42,7 +41,7 @@ def deciding_on_device(zero: Any, optimizer: torch.optim.AdamW) -> Iterator[None
         return make
 
     def clip(*, max_norm: float, global_norm: Tensor, **_unused: Any) -> None:
-        shares = zero.fp32_groups_gradient_flat_partition  # of this rank: no other is used
+        shares = zero.fp32_groups_gradient_flat_partition  # of this rank: it uses no others
         torch._foreach_mul_(shares, (max_norm / (global_norm + 1e-6)).clamp(max=1.0))
 
     replacements: list[tuple[Any, str, Callable[..., Any]]] = [
@@ -64,12 +63,12 @@ def deciding_on_device(zero: Any, optimizer: torch.optim.AdamW) -> Iterator[None
 
 
 def not_finite(norm: Tensor) -> Tensor:
-    """Return 1 for a norm that is not finite, or that DeepSpeed has marked as such by -1; else 0, on its device."""
+    """Return 1 for a norm that is not finite or is DeepSpeed's mark for that, -1, else 0, on its device."""
     return (~torch.isfinite(norm) | (norm < 0)).float()
 
 
 def global_norm(input_tensors: list[Tensor], norm_type: float = 2, **_unused: Any) -> Tensor:
-    """Return the norm of some tensors as DeepSpeed's function of BF16_Optimizer does, in few kernels."""
+    """Return the norm of tensors, as BF16_Optimizer's function does, but in few kernels."""
     norms = torch.stack(torch._foreach_norm(input_tensors, norm_type))
     total: Tensor = norms.pow(norm_type).sum().pow(1.0 / norm_type)
     _mark(total)
@@ -77,10 +76,10 @@ def global_norm(input_tensors: list[Tensor], norm_type: float = 2, **_unused: An
 
 
 def norm_of_shards(zero: Any, **_unused: Any) -> Tensor:
-    """Return the norm of a gradient that is in shards as at stages 1 and 2, infinite if it is not finite. Collective.
+    """Return the norm of a sharded gradient at stages 1 and 2, infinite if it is not finite. Collective.
 
-    DeepSpeed sends a message for each group, and starts kernels for each tensor: here all groups go in one message, and
-    all tensors of a group through one kernel. Squares are added up in fp64 on a rank, as there.
+    DeepSpeed sends a message per group and launches kernels per tensor; here all groups share one message, and the
+    tensors of a group one kernel. As in DeepSpeed, a rank sums squares in fp64.
     """
     squares = torch.zeros(len(zero.bit16_groups), device=zero.device)
     for group, square in enumerate(squares):
@@ -92,10 +91,10 @@ def norm_of_shards(zero: Any, **_unused: Any) -> Tensor:
 
 
 def _looks_valid(_norm: Any) -> bool:
-    """Say that a norm is finite: if it is not, AdamW skips."""
+    """Return True for any norm: AdamW skips the update if it is not finite."""
     return False
 
 
 def _mark(norm: Tensor, **_unused: Any) -> None:
-    """Replace a norm that is not finite by -1, in place, with no constant to copy to the device."""
+    """Replace a norm that is not finite by -1 in place, without copying a constant to the device."""
     norm.masked_fill_(~torch.isfinite(norm), -1.0)

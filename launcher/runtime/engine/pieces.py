@@ -1,4 +1,4 @@
-"""Say which part of each tensor a rank keeps, and where: how tensors lie over ranks, as far as a checkpoint asks."""
+"""Describe which part of each tensor a rank keeps, and where, as checkpoints need it."""
 
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -14,26 +14,26 @@ class Piece:
 
     name: str
     shape: tuple[int, ...]
-    """Of the whole tensor."""
+    """Shape of the whole tensor."""
     shard: Tensor
-    """What holds the part, perhaps with those of other tensors: of a trained tensor in fp32, a key of the optimizer's
-    state."""
+    """Tensor that holds the part, perhaps with parts of other tensors. For a trained tensor it is fp32 and a key of the
+    optimizer's state."""
     offset: int
-    """Of the part in the flattened shard."""
+    """Start of the part in the flattened shard."""
     start: int
-    """Of the part in the flattened tensor."""
+    """Start of the part in the flattened tensor."""
     length: int
     """Number of elements; may be 0."""
     trained: bool
     is_replicated: bool = False
-    """Whether every rank keeps the same part, all of the tensor."""
+    """Whether every rank keeps the whole tensor."""
 
     def of(self, flat: Tensor) -> Tensor:
-        """Return the part in a tensor that is laid out as the shard, flat and no copy."""
+        """Return the part of a tensor with the shard's layout, flat and not a copy."""
         return flat.detach().view(-1)[self.offset : self.offset + self.length]
 
     def share(self, world: World) -> "Piece":
-        """Return the part for which this rank answers: of what every rank keeps, an even share."""
+        """Return the part that this rank is responsible for: an even share of a replicated tensor, else the piece."""
         if not self.is_replicated:
             return self
         even, rest = divmod(self.length, world.size)

@@ -1,7 +1,7 @@
-"""Train in plain PyTorch and one process, as every other engine must compute it.
+"""Train in plain PyTorch in one process: the reference for every other engine.
 
-The training loop runs on either engine: users train with DeepSpeed, and tests compare its runs with those of this one.
-In fp32 they agree up to the order of summation; bf16 is autocast over fp32 weights here, as at ZeRO stage 0.
+The training loop runs on either engine: users train with DeepSpeed, and tests compare its runs with those of this
+engine. In fp32 they agree up to the order of summation; bf16 is autocast over fp32 weights here, as at ZeRO stage 0.
 """
 
 from collections.abc import Callable, Mapping, MutableMapping
@@ -28,7 +28,7 @@ class PlainEngine(Engine):
     """Train a whole model in this process.
 
     Args:
-        config: the run; its deepspeed section says only the precision.
+        config: the run; only the precision of its deepspeed section is used.
         world: this process, alone; a process group of one must be up.
         weights: by name, instead of those that the seed draws.
 
@@ -76,7 +76,7 @@ class PlainEngine(Engine):
         return [parameter for group in self.groups for parameter in group["params"]]
 
     def refresh_weights(self) -> None:
-        """Do nothing: the model computes with the master weights themselves."""
+        """Do nothing: the model computes directly with the master weights."""
 
     def pieces(self) -> list[Piece]:
         """Return every tensor, whole."""
@@ -91,7 +91,7 @@ class PlainEngine(Engine):
         return self._optimizer.state
 
     def gradient(self, name: str) -> Tensor:
-        """Return the gradient of a tensor, not clipped yet."""
+        """Return the gradient of a tensor, before clipping."""
         gradient = self.model.get_parameter(name).grad
         assert gradient is not None, "gradients are there between backward and update"
         return gradient

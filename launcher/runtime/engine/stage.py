@@ -1,9 +1,9 @@
 """Choose the ZeRO stage of a run (`deepspeed.zero_stage: auto`): 1 if it fits a device, else the faster of 2 and 3.
 
 Memory is an estimate (memory.py), the step a roofline of arithmetic and messages (network.py); `plan.py` prints both
-for every stage. Stage 1 exchanges the least often, in the largest messages. By its bytes alone stage 3 may be ahead of
-it, but the roofline counts no latency, and none of the host's work, for the messages that each block waits for there.
-Devices are looked at anew at each start, so a run that goes on elsewhere may have another stage.
+for every stage. Stage 1 sends the fewest and largest messages. Stage 3 may look faster by bytes alone, but the roofline
+counts neither latency nor host work for the messages that each block waits for there.
+Each start looks at its devices, so a run that is resumed elsewhere may have another stage.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,17 +25,17 @@ from plumbline.model.parameterization.rows import ParameterRow
 from plumbline.model.recomputation import Recomputed
 
 FLOPS = 1e12 * assumed_device.PEAK_TFLOPS * assumed_device.MFU
-"""Of a device in a second: it weighs recomputing against sending."""
+"""Assumed FLOP/s of a device, to weigh recomputation against communication."""
 BANDWIDTH = 1e9 * assumed_device.NETWORK_GBS
-"""Bytes that a device sends in a second."""
+"""Assumed bytes per second that a device sends."""
 
 
 @dataclass(frozen=True)
 class StageEstimate:
-    """Hold what is expected of one ZeRO stage."""
+    """Hold the estimates for one ZeRO stage."""
 
     recomputed: Recomputed
-    """What the backward pass computes again (train.activation_checkpointing)."""
+    """What the backward pass recomputes (train.activation_checkpointing)."""
     memory: DeviceMemory
     step: StepTime
 
@@ -48,15 +48,15 @@ def estimate_stages(
     device_bytes: float,
     device: torch.device,
 ) -> dict[int, StageEstimate]:
-    """Return what is expected of ZeRO stages, whichever the configuration has.
+    """Return the estimates for ZeRO stages, whichever stage the configuration has.
 
     Args:
         config: the run.
-        rows: of its table.
-        stages: of ZeRO.
-        machine: of the roofline.
+        rows: its parameterization table.
+        stages: ZeRO stages.
+        machine: the machine of the roofline.
         device_bytes: memory of one device.
-        device: one like it.
+        device: a device of that kind.
     """
     estimate = Estimate(config, totals(rows).total, machine.devices, on_gpu=device.type == "cuda")
     trained, found = trained_count(rows), {}
@@ -73,17 +73,17 @@ def at_stage(config: Config, stage: int) -> Config:
 
 
 def fitting(estimates: Mapping[int, StageEstimate], device_bytes: float) -> list[int]:
-    """Return the ZeRO stages that fit a device: they fill no more of it than is left by allocator and libraries."""
+    """Return the ZeRO stages that fit a device, with room for the allocator and libraries."""
     return [stage for stage, each in estimates.items() if each.memory.total <= USABLE * device_bytes]
 
 
 def fastest(estimates: Mapping[int, StageEstimate], device_bytes: float) -> int | None:
-    """Return the ZeRO stage of the shortest step among those that fit a device, of equals the lowest; None: none."""
+    """Return the ZeRO stage with the shortest step among those that fit (on ties the lowest), or None if none fits."""
     return min(fitting(estimates, device_bytes), key=lambda stage: estimates[stage].step.seconds, default=None)
 
 
 def preferred(estimates: Mapping[int, StageEstimate], device_bytes: float) -> int:
-    """Return what `auto` becomes: the lowest stage if it fits, else the fastest that does; if none does, the last."""
+    """Return what `auto` becomes: the lowest stage if it fits, else the fastest that fits, else the last."""
     least = min(estimates)
     if least in fitting(estimates, device_bytes):
         return least
@@ -92,7 +92,7 @@ def preferred(estimates: Mapping[int, StageEstimate], device_bytes: float) -> in
 
 
 def shortage(estimates: Mapping[int, StageEstimate], stage: int, device_bytes: float) -> str | None:
-    """Say that a run at a ZeRO stage does not fit a device, and which stages do; None: it fits."""
+    """Return that a run at a ZeRO stage does not fit a device and which stages do, or None if it fits."""
     fit = fitting(estimates, device_bytes)
     if stage in fit:
         return None
@@ -104,9 +104,9 @@ def choose_stage(candidates: Mapping[int, Config], world: World, told: bool) -> 
     """Return the ZeRO stage of a run on the devices of a world.
 
     Args:
-        candidates: stage -> the configuration with it, of all stages that the configuration permits.
-        world: this process among all; its ranks need not have met.
-        told: whether this rank tells it, and warns if none fits.
+        candidates: stage -> the configuration with it, for all stages that the configuration permits.
+        world: this process among all; the process group need not be up.
+        told: whether this rank logs the choice, and warns if no stage fits.
     """
     room = device_bytes(world)
     config, machine = next(iter(candidates.values())), Machine(world.size, FLOPS, BANDWIDTH)

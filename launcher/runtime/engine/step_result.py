@@ -1,7 +1,7 @@
-"""Hold what an optimizer step reports: at first under way on the device, later numbers on the host.
+"""Hold what an optimizer step reports: first in progress on the device, later as numbers on the host.
 
-Whoever asks a device for a number waits until it has done all that it was given, and then it waits for the host. So the
-loop makes the next step first, and reads this one's numbers after that.
+Reading a number from a device waits until all its queued work is done, and then the device waits for the host. So the
+loop launches the next step before it reads the numbers of this one.
 """
 
 import time
@@ -27,20 +27,20 @@ class StepResult:
     applied: bool
     """False when the update was skipped because of a non-finite gradient."""
     reports: Tensor
-    """[reports, 2]: sums and counts of what the objective reports beside the loss."""
+    """[reports, 2]: sums and counts of what the objective reports in addition to the loss."""
     flagged: bool
-    """Whether any rank's flag was up when it had made the step."""
+    """Whether any rank's flag was true after it launched the step."""
     done: float
-    """When this rank's device was done with the step, by `time.perf_counter`."""
+    """When this rank's device finished the step, by `time.perf_counter`."""
 
 
 class StepUnderWay:
-    """Hold one optimizer step until its result is asked for. All ranks make one together, in one all-reduce.
+    """Hold one optimizer step until its result is read. All ranks create it together, with one all-reduce.
 
     Args:
         cross_entropy: this rank's summed cross-entropy, a scalar.
         reports: this rank's sums and counts, [reports, 2].
-        flag: of this rank.
+        flag: this rank's flag.
         targets: valid tokens of the global batch, a scalar.
         grad_norm: of the whole gradient, a scalar.
         applied: 1 if the update was applied, a scalar.
@@ -50,14 +50,16 @@ class StepUnderWay:
         self, cross_entropy: Tensor, reports: Tensor, flag: bool, targets: Tensor, grad_norm: Tensor, applied: Tensor
     ) -> None:
         flags = torch.full((1,), float(flag), device=cross_entropy.device)
-        shared = torch.stack([each.double() for each in (targets, grad_norm, applied)])  # as some stages have the norm
+        shared = torch.stack(
+            [each.double() for each in (targets, grad_norm, applied)]
+        )  # some stages compute the norm in fp64
         self._values = LateSum(torch.cat((cross_entropy[None], flags, reports.flatten())), shared, _CLOCK)
-        self._made = time.perf_counter()  # here, unless a device of its own is at it
+        self._made = time.perf_counter()  # when it was done, without an asynchronous device
         self._result: StepResult | None = None
 
     @property
     def result(self) -> StepResult:
-        """Return what the step reports; wait until it is made, by all ranks."""
+        """Return what the step reports; wait until all ranks have taken it."""
         if self._result is None:
             cross_entropy, flags, *reports, targets, grad_norm, applied = self._values.read()
             self._result = StepResult(

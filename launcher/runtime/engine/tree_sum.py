@@ -1,10 +1,10 @@
-"""Sum over the micro-batches of a step in an order that does not know how many ranks share them.
+"""Sum over the micro-batches of a step in an order that does not depend on the number of ranks.
 
-A step has V micro-batches, of which rank r of W holds those with numbers r, r + W, r + 2 W, ... (data/loader.py). Let L
-be the largest power of two that divides V. The terms of lane l, the numbers l, l + L, l + 2 L, ..., are added one after
-another. Then the lanes are halved until one is left: lane l takes in lane l + L / 2, then l + L / 4, and so on. For
-every power of two W that divides V, the lanes of a rank are those that meet before any lane of another rank, so each
-rank sums its own first, and then the sums of the ranks meet in the same way.
+A step has V micro-batches, of which rank r of W holds numbers r, r + W, r + 2 W, ... (data/loader.py). Let L be the
+largest power of two that divides V. The terms of lane l, numbers l, l + L, l + 2 L, ..., are added one after another.
+Then the lanes are halved until one is left: lane l adds lane l + L / 2, then l + L / 4, and so on. For every power of
+two W that divides V, the lanes of a rank are added together before any lane of another rank, so each rank sums its own
+lanes first, and then the sums of the ranks are added in the same way.
 """
 
 import torch
@@ -15,19 +15,19 @@ from plumbline.launcher.runtime.system.world import World
 
 
 def lane_count(micro_batches: int) -> int:
-    """Return how many lanes a step of so many micro-batches has, which is the largest number of ranks for it."""
+    """Return the number of lanes of a step with `micro_batches`, which is also the most ranks it can have."""
     return micro_batches & -micro_batches
 
 
 def order_of_lanes(micro_batches: int, ranks: int) -> list[list[int]]:
-    """Return which of its own micro-batches a rank adds up, lane by lane, so that lanes that meet are neighbours.
+    """Return the order in which a rank adds its micro-batches, with lanes that are added together next to each other.
 
     Args:
-        micro_batches: of the step, over all ranks.
-        ranks: that share them, a power of two that divides their number.
+        micro_batches: number in the step, over all ranks.
+        ranks: number of ranks, a power of two that divides `micro_batches`.
 
     Returns:
-        For each of a rank's lanes the indices of its terms among the rank's micro-batches.
+        For each lane of a rank, the indices of its terms among the rank's micro-batches.
     """
     own, lanes = micro_batches // ranks, lane_count(micro_batches) // ranks
     order = [0]
@@ -37,9 +37,9 @@ def order_of_lanes(micro_batches: int, ranks: int) -> list[list[int]]:
 
 
 class TreeSum:
-    """Add up a rank's lanes, in the order of `order_of_lanes`, while keeping only sums that still wait for another.
+    """Add up a rank's lanes in the order of `order_of_lanes`, keeping only pending sums.
 
-    Of n lanes at most log2(n) + 1 sums are held at a time.
+    For n lanes at most log2(n) + 1 sums are held at a time.
     """
 
     def __init__(self) -> None:
@@ -47,11 +47,11 @@ class TreeSum:
         self._lane: Tensor | None = None
 
     def add(self, term: Tensor) -> None:
-        """Add a term to the lane at hand; the tensor may be written to later on."""
+        """Add a term to the current lane; the sum may be accumulated in the tensor itself."""
         self._lane = term if self._lane is None else self._lane.add_(term)
 
     def end_lane(self) -> None:
-        """End the lane at hand, and let sums of as many lanes meet."""
+        """End the current lane, and add up sums of equally many lanes."""
         assert self._lane is not None, "a lane has a term"
         self._sums.append((1, self._lane))
         self._lane = None
@@ -67,13 +67,13 @@ class TreeSum:
 
 
 def sum_over_tree(mine: Tensor, world: World) -> Tensor:
-    """Return the sum over ranks, whose number is a power of two, on all of them: lower half of ranks plus upper half.
+    """Return the sum over a power-of-two number of ranks, recursively the lower half plus the upper half. Collective.
 
-    Each rank adds up an equal part of the elements and hands it to all, so every one sends 2 (W - 1) / W times what it
-    has, as an all-reduce does. Collective.
+    Each rank sums an equal part of the elements and sends it to all, so each sends 2 (W - 1) / W times its data, as in
+    an all-reduce.
 
     Args:
-        mine: what this rank adds, flat.
+        mine: this rank's term, flat.
         world: this process among all.
     """
     if world.size == 1:

@@ -1,13 +1,12 @@
-"""Find weights and gradients where DeepSpeed's ZeRO keeps them; only this file and `deepspeed.py` know.
+"""Find weights and gradients where DeepSpeed's ZeRO keeps them, which only this file and `deepspeed.py` know.
 
     stage 0     every rank has all parameters, and they are the master weights
-    stage 1, 2  the tensors of a parameter group lie one behind the other in a flat fp32 buffer, which is cut into one
-                shard of equal length for each rank; the model computes with whole tensors
+    stage 1, 2  the tensors of a parameter group are concatenated in a flat fp32 buffer, which is cut into one shard of
+                equal length for each rank; the model computes with whole tensors
     stage 3     each tensor is cut into one part of equal length for each rank, the last ones padded; a rank's parts of
-                a sub-group lie one behind the other in a flat fp32 shard
+                a sub-group are concatenated in a flat fp32 shard
 
-deepspeed is imported inside functions, because it chooses its accelerator when it is imported, which `process_group`
-prepares.
+deepspeed is imported inside functions, because importing it chooses the accelerator, which `process_group` prepares.
 """
 
 import math
@@ -40,7 +39,7 @@ def master_weights(engine: Any, groups: Sequence[Mapping[str, Any]]) -> list[Ten
 
 
 def refresh_weights(engine: Any) -> None:
-    """Copy the master weights into what forward passes read, rounded and gathered as DeepSpeed does after an update."""
+    """Copy the master weights into the model's weights, rounded and gathered as DeepSpeed does after an update."""
     stage, optimizer = engine.zero_optimization_stage(), engine.optimizer
     if stage in (1, 2):
         optimizer.update_lp_params()
@@ -52,10 +51,10 @@ def refresh_weights(engine: Any) -> None:
 
 
 def restore_linear() -> None:
-    """Take back the linear function that DeepSpeed puts in the place of torch's, for the whole process, at stage 3.
+    """Restore torch's linear function, which DeepSpeed replaces for the whole process at stage 3.
 
-    Uncompiled, it keeps no gathered weight for the backward pass. Compiled blocks keep none anyway, and the compiler of
-    torch 2.11 takes all gradients of a block for zero that calls DeepSpeed's function with a bias.
+    DeepSpeed's function saves no gathered weight for the backward pass. Compiled blocks save none anyway, and the
+    compiler of torch 2.11 makes all gradients of a block zero if it calls DeepSpeed's function with a bias.
     """
     from deepspeed.runtime.zero.partition_parameters import InsertPostInitMethodToModuleSubClasses
 
@@ -64,22 +63,22 @@ def restore_linear() -> None:
 
 
 def sum_where_gradients_lie(engine: Any, ranks: int) -> None:
-    """Sum the gradients of DeepSpeed's BF16_Optimizer where it keeps them, over micro-batches and over ranks.
+    """Sum the gradients of DeepSpeed's BF16_Optimizer in place, over micro-batches and over ranks.
 
-    By itself it makes a copy of each gradient in fp32 before it adds it, in functions that take the host longer than
-    small tensors take a GPU, and writes zeros over all sums twice after each step, to which the first micro-batch adds.
-    Then it copies all sums into messages of whole buffers, has every rank receive all of them, and copies them back,
-    though a rank updates a share of the weights (docs/performance.md). Here a gradient is added as it is, the first one
-    of a step is the sum, and each rank receives its own share alone.
+    DeepSpeed copies each gradient to fp32 before adding it, in functions that take the host longer than small tensors
+    take a GPU, and zeroes all sums twice after each step, to which the first micro-batch adds. Then it copies all sums
+    into messages of whole buffers, has every rank receive all of them, and copies them back, although a rank updates
+    only a share of the weights (docs/performance.md). Here gradients are added without a copy, the first one of a step
+    overwrites the sum, and each rank receives only its share.
 
     Args:
-        engine: DeepSpeed's.
-        ranks: how many there are.
+        engine: the DeepSpeed engine.
+        ranks: number of ranks.
     """
     zero = engine.optimizer
 
     def add(parameter: nn.Parameter, group: int, index: int) -> None:
-        if parameter.grad is None:  # as DeepSpeed has it
+        if parameter.grad is None:  # as in DeepSpeed
             return
         total = zero.fp32_groups_gradients[group][index]
         gradient = parameter.grad.view(total.shape)
@@ -88,17 +87,17 @@ def sum_where_gradients_lie(engine: Any, ranks: int) -> None:
         else:
             total.copy_(gradient)
             zero.fp32_groups_has_gradients[group][index] = True
-        parameter._hp_grad = total  # type: ignore[attr-defined]  # by which DeepSpeed's own functions find it
+        parameter._hp_grad = total  # type: ignore[attr-defined]  # where DeepSpeed's functions look for it
         parameter.grad = None
 
-    def forget() -> None:  # the numbers stay, and are written over
+    def forget() -> None:  # the next step overwrites the values
         zero.fp32_groups_has_gradients = [[False] * len(group) for group in zero.fp32_groups_gradients]
 
     def finish(**_unused: Any) -> None:
         for totals, has_gradient in zip(zero.fp32_groups_gradients, zero.fp32_groups_has_gradients, strict=True):
             for total, has in zip(totals, has_gradient, strict=True):
                 if not has:
-                    total.zero_()  # what an earlier step has left there
+                    total.zero_()  # left by an earlier step
         if ranks > 1:
             _average_shares(zero, ranks, engine.communication_data_type)
 
@@ -110,35 +109,35 @@ def sum_where_gradients_lie(engine: Any, ranks: int) -> None:
     zero.clear_hp_grads = forget
     engine.buffered_allreduce_fallback = finish
     if ranks > 1:
-        zero.get_grads_for_norm = of_shares  # the norm of which is then that of the whole gradient
+        zero.get_grads_for_norm = of_shares  # so the norm is that of the whole gradient
 
 
 def _average_shares(zero: Any, ranks: int, dtype: torch.dtype) -> None:
-    """Make of each rank's share of the gradient the mean over ranks, which is sent in a dtype. Collective."""
+    """Replace each rank's share of the gradient by the mean over ranks, sent in a dtype. Collective."""
     wholes, shares = zero.fp32_groups_gradients_flat, zero.fp32_groups_gradient_flat_partition
     for whole, share, group in zip(wholes, shares, zero.real_dp_process_group, strict=True):
         message = whole.to(dtype)  # itself, unless it is rounded
         part = message.narrow(0, share.storage_offset() - whole.storage_offset(), share.numel())
         dist.reduce_scatter_tensor(part, message, group=group)
         share.copy_(part).div_(ranks)
-        del message, part  # or rounded copies of two groups are there at once
+        del message, part  # else rounded copies of two groups exist at once
 
 
 def _norm_of_all(shares: list[Tensor]) -> Tensor:
-    """Return the norm of a gradient of which each rank has shares; squares are added up in fp64. Collective."""
+    """Return the norm of a gradient from each rank's shares; squares are summed in fp64. Collective."""
     squares = torch.stack(torch._foreach_norm(shares, 2, torch.float64)).square().sum()
     return sum_over_ranks(squares).sqrt().float()
 
 
 def average_in_fp32(zero: Any, ranks: int) -> None:
-    """Let stage 2 divide gradients by the number of ranks once they are summed in fp32.
+    """Make stage 2 divide gradients by the number of ranks after they are summed in fp32.
 
-    By itself it divides what the backward pass has made: in bf16, by three ranks, with another rounding, which no other
-    stage has. All its sums go through one function (0.19.8), which divides nothing there.
+    DeepSpeed divides the gradients of the backward pass before the sum: in bf16 and with three ranks that rounds once
+    more, unlike every other stage. All its sums go through one function (0.19.8), which does not divide.
 
     Args:
         zero: DeepSpeed's ZeRO optimizer.
-        ranks: how many there are.
+        ranks: number of ranks.
     """
     sum_up = zero.allreduce_bucket
 
@@ -151,13 +150,13 @@ def average_in_fp32(zero: Any, ranks: int) -> None:
 
 
 def refuse_uneven(model: nn.Module) -> None:
-    """Refuse tensors that begin where code compiled for another block, which reads its own by 16 bytes, could not.
+    """Refuse tensors that are not aligned to 16 bytes where code compiled for another block assumes that they are.
 
-    `group_settings` orders each group so that none does. But a rank alone at stage 3 reads all groups from one buffer;
-    several gather each tensor into memory of its own.
+    `group_settings` orders each group so that this does not happen. But a single rank at stage 3 reads all groups from
+    one buffer; several ranks gather each tensor into memory of its own.
 
     Raises:
-        ConfigError: one does; a GPU would end the process there.
+        ConfigError: a tensor is misaligned; on a GPU it would crash the process.
     """
     for name, parameter in model.named_parameters():
         held = getattr(parameter, "ds_tensor", parameter)
@@ -174,8 +173,8 @@ def locate(engine: Any, name: str, parameter: nn.Parameter, groups: Sequence[Map
     Args:
         engine: the DeepSpeed engine.
         name: of the tensor.
-        parameter: of the model, as ZeRO left it.
-        groups: of the optimizer.
+        parameter: the model's parameter, as ZeRO left it.
+        groups: the optimizer's parameter groups.
         world: this process among all.
     """
     if hasattr(parameter, "ds_numel"):
@@ -183,7 +182,7 @@ def locate(engine: Any, name: str, parameter: nn.Parameter, groups: Sequence[Map
     if engine.zero_optimization_stage() == 0 or not parameter.requires_grad:
         return replicated(name, parameter)
     shape, mapping = tuple(parameter.shape), parameter._hp_mapping  # type: ignore[attr-defined]
-    if mapping is None:  # all of it lies in other ranks' shards
+    if mapping is None:  # it is entirely in other ranks' shards
         return Piece(name, shape, torch.empty(0), 0, 0, 0, trained=True)
     inside, within = mapping.hp_fragment_address, mapping.lp_fragment_address
     shard = groups[mapping.param_group_index]["params"][0]
@@ -204,7 +203,7 @@ def _located_at_stage_3(zero: Any, name: str, parameter: Any, world: World) -> P
 
 
 def is_whole(parameter: Any) -> bool:
-    """Return whether every rank keeps a parameter whole between steps; at stage 3 only small ones that persist."""
+    """Return whether every rank keeps a parameter whole between steps; at stage 3 only small, persistent ones."""
     return not hasattr(parameter, "ds_numel") or (parameter.ds_persist and parameter.numel() == parameter.ds_numel)
 
 
@@ -217,19 +216,19 @@ def whole_gradient(parameter: nn.Parameter) -> Tensor:
 
 
 def forget_gradients(zero: Any) -> None:
-    """Start a step at stage 3 from gradients of zero, as every other stage does.
+    """Zero the gradients at the start of a step at stage 3, as every other stage does.
 
-    DeepSpeed 0.19.8 only overwrites what the step before has left, tensor by tensor, when the first micro-batch yields
-    a gradient: a tensor that took no part in it would be updated by its old gradient once more.
+    DeepSpeed 0.19.8 overwrites the last step's gradient of a tensor only when the first micro-batch yields a new one: a
+    tensor that it does not use would be updated by its old gradient again.
     """
     zero.grad_partitions_flat_buffer.zero_()
 
 
 def forget_offloaded_gradients(zero: Any, masters: Iterable[Tensor]) -> None:
-    """Start a step from gradients of zero where optimizer states are offloaded, as everywhere else.
+    """Zero the gradients at the start of a step if optimizer states are offloaded.
 
-    DeepSpeed 0.19.8 keeps them in the host's memory, and only overwrites those of tensors that get one: what others had
-    in the step before would update them once more, or be added to.
+    DeepSpeed 0.19.8 keeps the gradients in host memory and overwrites only those of tensors that get a new one: the old
+    gradients of other tensors would be applied again, or added to.
 
     Args:
         zero: DeepSpeed's ZeRO optimizer.
@@ -238,14 +237,14 @@ def forget_offloaded_gradients(zero: Any, masters: Iterable[Tensor]) -> None:
     for master in masters:
         if master.grad is not None:
             master.grad.zero_()
-    for accumulated in getattr(zero, "accumulated_grads_in_cpu", {}).values():  # of fp32 at stages 1 and 2
+    for accumulated in getattr(zero, "accumulated_grads_in_cpu", {}).values():  # in fp32 at stages 1 and 2
         accumulated.zero_()
 
 
 def finish_offloaded_gradients(zero: Any) -> None:
-    """Hand offloaded gradients of tensors that have got none in the last micro-batch of a step to the optimizer.
+    """Pass the optimizer the offloaded gradients of tensors that got none in the last micro-batch of a step.
 
-    DeepSpeed 0.19.8 hands over those of the last micro-batch alone, so what earlier ones gave would be lost.
+    DeepSpeed 0.19.8 passes on only tensors of the last micro-batch, so those of earlier ones would be lost.
     """
     zero.finalize_gradient_accumulation_boundary()
 
@@ -255,11 +254,11 @@ def gradient_norms(zero: Any, groups: int, stage: int) -> list[Tensor]:
 
     Args:
         zero: DeepSpeed's ZeRO optimizer.
-        groups: how many there are.
-        stage: of ZeRO, 1 to 3.
+        groups: number of groups.
+        stage: ZeRO stage, 1 to 3.
 
     Returns:
-        Scalars; one that is not finite stands for a gradient that is not.
+        Scalars, not finite where the gradient is not.
     """
     if stage == 3:
         norms = zero._get_norm_groups()  # of sub-groups
@@ -276,7 +275,7 @@ def gradient_norms(zero: Any, groups: int, stage: int) -> list[Tensor]:
         owners = list(range(groups))
     squares = torch.zeros(groups)
     for norm, owner in zip(norms, owners, strict=True):
-        squares[owner] += math.nan if norm < 0 else float(norm) ** 2  # DeepSpeed's mark of what is not finite is -1
+        squares[owner] += math.nan if norm < 0 else float(norm) ** 2  # -1 is DeepSpeed's mark for not finite
     return list(squares.sqrt())
 
 
@@ -284,9 +283,9 @@ def locate_matrices(muon: ShardedMuon, zero: Any, stage: int, world: World) -> d
     """Find the matrices of Muon in the flat shards that DeepSpeed made of its groups.
 
     Args:
-        muon: made before DeepSpeed was, and given its groups since.
+        muon: created before DeepSpeed, which has since replaced its groups.
         zero: DeepSpeed's ZeRO optimizer.
-        stage: of ZeRO, 1 to 3.
+        stage: ZeRO stage, 1 to 3.
         world: this process among all.
 
     Returns:
@@ -314,7 +313,7 @@ def locate_matrices(muon: ShardedMuon, zero: Any, stage: int, world: World) -> d
 
 
 def pieces_by_group(shapes: Sequence[tuple[int, ...]], shard: Tensor, ranks: int) -> Iterator[MatrixPieces]:
-    """Yield where stages 1 and 2 keep the matrices of a group, whose shards are as long as `shard`."""
+    """Yield where stages 1 and 2 keep the matrices of a group, whose shards all have the length of `shard`."""
     offset, size = 0, shard.numel()
     for shape in shapes:
         bounds = [min(max(edge * size, offset), offset + math.prod(shape)) for edge in range(ranks + 1)]
@@ -335,7 +334,7 @@ def pieces_by_tensor(shapes: Sequence[tuple[int, ...]], ranks: int) -> Iterator[
 
 
 def _verify(shard: Tensor, parameter: nn.Parameter, matrix: MatrixPieces, rank: int) -> None:
-    """Compare this rank's piece of the fp32 shard with the weights of the model."""
+    """Check that this rank's piece of the fp32 shard holds the weights of the model."""
     start, length = matrix.starts[rank], matrix.lengths[rank]
     if hasattr(parameter, "ds_tensor"):
         expected = parameter.ds_tensor.detach()[:length]
