@@ -97,7 +97,7 @@ def sum_where_gradients_lie(engine: Any, ranks: int) -> None:
         for totals, has_gradient in zip(zero.fp32_groups_gradients, zero.fp32_groups_has_gradients, strict=True):
             for total, has in zip(totals, has_gradient, strict=True):
                 if not has:
-                    total.zero_()  # left by an earlier step
+                    total.zero_()  # what an earlier step has left there
         if ranks > 1:
             _average_shares(zero, ranks, engine.communication_data_type)
 
