@@ -1,7 +1,7 @@
 """Write down in chain.jsonl what each step trained on and reported, and which checkpoints were saved.
 
-Each rank hashes its own samples on the host, while the device makes the step. What the ranks found is added up once in
-so many steps, in a message that nobody waits for, and before a checkpoint, where training waits anyway.
+Each rank hashes its own samples on the host while the device computes the step. The digests are summed over ranks every
+TOGETHER steps, in an asynchronous message, and before a checkpoint, where training waits anyway.
 """
 
 from collections import deque
@@ -20,11 +20,11 @@ from plumbline.launcher.runtime.system.world import World
 from plumbline.model.objectives.objective import Batch
 
 TOGETHER = 100
-"""Steps whose digests are added up over ranks in one message: 64 bytes for each."""
+"""Steps whose digests are summed over ranks in one message, 64 bytes per step."""
 
 
 class Reported(NamedTuple):
-    """Hold what a step reported, and the digest of what this rank fed to it."""
+    """Hold what a step reported, and the digest of this rank's samples in it."""
 
     step: int
     loss: float
@@ -33,7 +33,7 @@ class Reported(NamedTuple):
 
 
 class SummedDigests:
-    """Add up the digests of some steps over ranks. Collective; `read` is not."""
+    """Sum the digests of some steps over ranks. Creating one is collective; `read` is not."""
 
     def __init__(self, digests: Sequence[int], world: World) -> None:
         limbs = torch.tensor([to_limbs(digest) for digest in digests], dtype=torch.int64).flatten()
@@ -41,17 +41,17 @@ class SummedDigests:
         self._sum = LateSum(limbs.to(world.device, non_blocking=True), limbs.new_empty(0, device=world.device))
 
     def read(self) -> list[str]:
-        """Return the digest of each step over all ranks, as the chain has it."""
+        """Return the digest of each step over all ranks, as the chain stores it."""
         sums = self._sum.read()
         size = len(sums) // self._count
         return [in_hex(from_limbs(sums[first : first + size])) for first in range(0, len(sums), size)]
 
 
 class ChainWriter:
-    """Keep the chain of a run. All ranks make one together; the main one writes.
+    """Keep the chain of a run. All ranks create one together; the main one writes.
 
     Args:
-        folder: of the run.
+        folder: the run folder.
         world: this process among all; the process group must be up.
     """
 
@@ -59,14 +59,14 @@ class ChainWriter:
         self._folder, self._world = folder, world
         self._file: ChainFile | None = None
         self._fed: deque[int] = deque()
-        """Digests of steps whose results nobody has read."""
+        """Digests of steps whose results are not read yet."""
         self._reported: list[Reported] = []
         self._sent: tuple[list[Reported], SummedDigests] | None = None
         self._begun = 0
         """Step that training (re)started from."""
 
     def open(self, step: int) -> None:
-        """Begin to write where training (re)starts from `step`. Collective."""
+        """Begin to write from `step`, where training (re)starts. Collective."""
         self._fed.clear()
         self._reported, self._sent, self._begun = [], None, step
 
@@ -78,22 +78,24 @@ class ChainWriter:
         from_main(on_main, self._world)
 
     def feed(self, batches: Sequence[Batch]) -> None:
-        """Hash what this rank feeds to the step that is under way."""
+        """Hash this rank's samples of the step in progress."""
         self._fed.append(digest_of(batches))
 
     def after_step(self, step: int, result: StepResult) -> None:
-        """Take what the oldest step reports of which nobody has read it. Collective at every so many steps."""
+        """Record the result of the oldest unread step. Collective at every TOGETHER steps."""
         self._write()
         self._reported.append(Reported(step, result.loss.item(), result.grad_norm, self._fed.popleft()))
         if step % TOGETHER == 0:
             self._send()
 
     def catch_up(self, written: int | None) -> None:
-        """Write all steps that reported, then the newest checkpoint. Collective; no checkpoint is being written.
+        """Write all steps that have reported, then the newest checkpoint. Collective.
+
+        No checkpoint may be in the course of being written.
 
         Args:
-            written: step of the last checkpoint that this process wrote; 0: none. None, where chance decides whether
-                this is called, as it does for checkpoints on the nodes: the same run writes the same chain.
+            written: step of the last checkpoint that this process wrote, or 0 if none. None if the call depends on
+                timing, as for checkpoints on the nodes, so that the same run always writes the same chain.
         """
         self._write()
         if self._reported:
@@ -103,7 +105,7 @@ class ChainWriter:
             self._note_checkpoint(written)
 
     def close(self, written: int) -> None:
-        """Write the newest checkpoint, by what this process wrote, and close the file."""
+        """Write the newest checkpoint, which this process wrote at step `written`, and close the file."""
         self._note_checkpoint(written)
         if self._file is not None:
             self._file.close()
@@ -113,7 +115,7 @@ class ChainWriter:
         self._reported = []
 
     def _write(self) -> None:
-        """Write the steps whose digests are on their way."""
+        """Write the steps whose digests are being summed."""
         if self._sent is None:
             return
         (reported, digests), self._sent = self._sent, None
@@ -123,7 +125,7 @@ class ChainWriter:
                 self._file.add_step(Step(its.step, summed, its.loss, its.grad_norm))
 
     def _note_checkpoint(self, written: int) -> None:
-        """Write the newest checkpoint, but none of a later step that a resume passed over: it is made again."""
+        """Write the newest checkpoint, except one of a later step that a resume skipped: it will be made again."""
         if self._file is None:
             return
         root, last = self._folder / "checkpoints", max(self._begun, written)

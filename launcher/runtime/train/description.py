@@ -1,4 +1,4 @@
-"""Say what a run is about to do: every derived number is told before it is used."""
+"""Describe what a run is about to do, with every derived number."""
 
 from collections.abc import Iterator
 
@@ -12,13 +12,13 @@ from plumbline.model.parameterization.sizes import sizes
 
 
 def describe(config: Config, plan: RunPlan, inputs: Inputs, world: World) -> Iterator[str]:
-    """Yield in a few lines what is about to happen.
+    """Yield a few lines on what the run is about to do.
 
     Args:
         config: the run.
-        plan: of this configuration.
+        plan: its plan.
         inputs: its training and held-out batches.
-        world: this process among all; its ranks need not have met.
+        world: this process among all; the process group need not be up.
     """
     yield f"run      {config.run.folder}, seed {config.run.seed}"
     yield from _model(config, plan)
@@ -29,7 +29,7 @@ def describe(config: Config, plan: RunPlan, inputs: Inputs, world: World) -> Ite
 
 
 def _model(config: Config, plan: RunPlan) -> Iterator[str]:
-    """Yield what is trained and from which weights, and what deserves a word of warning."""
+    """Yield what is trained, from which weights, and any warnings."""
     model = config.model
     yield (
         f"model    {model.family}, width {model.hidden_size} x depth {model.num_hidden_layers}, vocabulary "
@@ -44,7 +44,7 @@ def _model(config: Config, plan: RunPlan) -> Iterator[str]:
 
 
 def _optimization(config: Config, plan: RunPlan) -> Iterator[str]:
-    """Yield what is minimized, and by which values of the optimizer."""
+    """Yield the objective and the optimizer's settings."""
     rule, size = config.parameterization, sizes(config.model, config.parameterization)
     if not config.objective.is_plain:
         blocks = config.objective.work(config.data.sequence_length).blocks
@@ -57,7 +57,7 @@ def _optimization(config: Config, plan: RunPlan) -> Iterator[str]:
 
 
 def _data(config: Config, plan: RunPlan, inputs: Inputs, world: World) -> Iterator[str]:
-    """Yield what is read, how much of it, and how a batch is shared by the ranks."""
+    """Yield what is read, how much of it, and how a batch is split over the ranks."""
     data, train, total = config.data, inputs.train, plan.total_steps
     epochs = ", ".join(f"{name} {share:.2f} epochs" for name, share in train.epochs(total).items())
     yield f"data     {plan.total_tokens:,} tokens in {total:,} steps: {epochs}"
@@ -70,7 +70,7 @@ def _data(config: Config, plan: RunPlan, inputs: Inputs, world: World) -> Iterat
 
 
 def _course(config: Config, plan: RunPlan) -> Iterator[str]:
-    """Yield what changes from step to step: average, batch, rate; and where a branch begins."""
+    """Yield what changes over the run (moving average, batch size, learning rate) and where a branch begins."""
     if config.train.ema_half_life_tokens is not None:
         steps = config.train.ema_half_life_tokens / plan.batch_plan.tokens_per_step
         yield f"average  moving, half-life {config.train.ema_half_life_tokens:,} tokens = {steps:.1f} steps"
@@ -83,7 +83,7 @@ def _course(config: Config, plan: RunPlan) -> Iterator[str]:
 
 
 def _machine(config: Config, world: World) -> Iterator[str]:
-    """Yield on what it trains, where it saves, and whether it repeats to the last bit."""
+    """Yield what the run trains on, where it saves, and whether it is reproducible to the last bit."""
     yield f"engine   DeepSpeed ZeRO-{config.deepspeed.zero_stage}, {config.deepspeed.precision}, on {world.device.type}"
     if config.checkpoint.local is not None:
         shared, local = config.checkpoint.interval, config.checkpoint.local

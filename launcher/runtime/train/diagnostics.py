@@ -1,8 +1,8 @@
 """Diagnose a training step: one more forward pass of its first micro-batch, and a look at its update.
 
-Everything is measured as sums; those of all ranks are added before a statistic is formed. Each rank looks at samples of
-its own, so on another number of ranks a record is one of other samples. Training is not touched: the numbers of a run
-are the same with and without, to the last bit. docs/diagnostics.md has the keys.
+Everything is measured as sums, which are added over ranks before a statistic is computed. Each rank measures its own
+samples, so with another number of ranks a record covers other samples. Training is not affected: a run has the same
+numbers with and without diagnostics, to the last bit. docs/diagnostics.md lists the keys.
 """
 
 import re
@@ -18,28 +18,28 @@ from plumbline.launcher.runtime.system.collectives import sum_over_ranks
 from plumbline.model.diagnostics.observer import Observation, layer_name, observing
 from plumbline.model.diagnostics.statistics import gain_sums, gradient_sums, update_sums
 
-QUERIES = 1024  # of a full sample, per rank: attention is measured for one in tokens / 1024
-DIGITS = 6  # significant ones in a record
+QUERIES = 1024  # per rank of a full sample: attention is measured for one query in tokens / 1024
+DIGITS = 6  # significant digits in a record
 
 
 class StepObserver:
-    """Observe one training step: a forward pass before it, its gradients and what its update does to the weights.
+    """Observe one training step: a forward pass before it, its gradients, and the effect of its update on the weights.
 
-    Weights are looked at in pieces, each rank its own: nothing is gathered but, matrix by matrix, the gradients of
-    queries, keys and values. From before the update until after it a copy of this rank's pieces of the matrices is
-    held. Activations are gone by then, so this is not where memory peaks.
+    Each rank measures its own pieces of the weights; only the gradients of queries, keys and values are gathered, matrix
+    by matrix. During the update a copy of this rank's pieces of the matrices is held. Activations are freed by then, so
+    this does not raise the memory peak.
 
     Args:
-        engine: what is observed.
+        engine: the engine to observe.
         batch: this rank's first micro-batch [B, T] of the step; its forward pass is observed here. Collective.
-        max_tokens: how much of the batch is looked at.
+        max_tokens: most tokens of the batch to measure.
     """
 
     def __init__(self, engine: Engine, batch: Mapping[str, Tensor], max_tokens: int) -> None:
         length = min(batch["input_ids"].size(1), max_tokens)
         rows = max(1, max_tokens // length)
         sample = {name: batch[name][:rows, :length] for name in ("input_ids", "document_ids", "positions")}
-        stride = -(-max_tokens // QUERIES)  # by the cap, not by what this batch has: it must not depend on world size
+        stride = -(-max_tokens // QUERIES)  # from the cap, not the batch, so as not to depend on world size
         self.observation: Observation
         with observing(engine.model, stride) as self.observation:
             engine.logits(sample)
@@ -50,7 +50,7 @@ class StepObserver:
 
     @torch.no_grad()
     def before_update(self) -> None:
-        """Measure the gradients of queries, keys and values, and keep the matrices. Collective."""
+        """Measure the gradients of queries, keys and values, and copy the matrices. Collective."""
         for number in range(self._layers):
             names = [f"model.layers.{number}.self_attn.{letter}_proj.weight" for letter in "qkv"]
             if all(name in self._learned for name in names):
@@ -63,7 +63,7 @@ class StepObserver:
 
     @torch.no_grad()
     def after_update(self) -> None:
-        """Measure how far each matrix has moved, and the gains."""
+        """Measure how far each matrix has moved, and the gains of norms."""
         for name, piece in self._engine.master_pieces():
             if name in self._before:
                 self._add("update", name, update_sums(self._before.pop(name), piece))
@@ -76,7 +76,7 @@ class StepObserver:
         return {key: float(f"{value:.{DIGITS}g}") for key, value in self.observation.record().items()}
 
     def _add(self, kind: str, name: str, sums: Mapping[str, Tensor]) -> None:
-        device = self._engine.world.device  # not where the masters are, if they are offloaded
+        device = self._engine.world.device  # the masters may be offloaded
         self.observation.add(kind, self._place(name), {key: value.to(device) for key, value in sums.items()})
 
     def _place(self, name: str) -> str:

@@ -1,4 +1,4 @@
-"""Score the model in training on what is held out: as it is, with thoughts, with int8 arithmetic, by its average."""
+"""Score the model in training on held-out data: as it is, with thoughts, in int8 arithmetic, and its moving average."""
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
@@ -17,21 +17,21 @@ from plumbline.model.quantization.quantizer import Quantizer
 
 INT8 = Quantizer(format="int8")
 THOUGHT_OF = ("loss", "exact_match", "answer_match", "accuracy")  # scores that are logged with thoughts as well
-INT8_BATCHES = 2  # held-out micro-batches of each rank that are scored with int8 weights and activations, too
+INT8_BATCHES = 2  # held-out micro-batches per rank also scored with int8 weights and activations
 
 
 class StoppedError(AllRanksError):
-    """Say that a rank was asked to stop during an evaluation, which every rank then leaves at the same batch."""
+    """Signal that a rank was asked to stop during an evaluation; all ranks leave it at the same batch."""
 
 
 class Evaluation:
     """Score the model of an engine on the held-out part of every corpus and task. All ranks call all methods.
 
     Args:
-        engine: holds the model.
-        inputs: what is held out.
-        stop: is asked before each batch.
-        heartbeat: is told of each batch, in words.
+        engine: the engine with the model.
+        inputs: the run's inputs, with held-out data.
+        stop: checked before each batch.
+        heartbeat: called with a description of each batch.
     """
 
     def __init__(self, engine: Engine, inputs: Inputs, stop: StopRequest, heartbeat: Callable[[str], None]) -> None:
@@ -41,7 +41,7 @@ class Evaluation:
         """Return the entries of metrics.jsonl: eval/NAME/loss and so on.
 
         Args:
-            say: takes a line for each score.
+            say: called with a line for each score.
 
         Raises:
             StoppedError: a rank was asked to stop.
@@ -56,7 +56,7 @@ class Evaluation:
                 found = {key: getattr(scores, key) for key in THOUGHT_OF}
                 record |= {f"eval/{name}/thinking_{key}": value for key, value in found.items() if value is not None}
                 say(f"held-out loss of {name} {scores.describe()}, thinking")
-            # What int8 adds is asked of models that round nothing by themselves
+            # The int8 delta is only meaningful for models that do not round by themselves
             if self.engine.config.metrics.diagnostics_interval is not None and self.engine.config.precision.is_plain:
                 record[f"eval/{name}/w8a8_delta"] = self._int8_delta(name)
         if self.engine.ema is not None:

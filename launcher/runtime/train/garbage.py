@@ -1,20 +1,20 @@
-"""Collect Python's garbage where training pauses anyway, not amid a step.
+"""Collect Python's garbage when training pauses anyway, not during a step.
 
-The interpreter looks for cycles of dead objects whenever enough were made, on each rank at another time, and all ranks
-wait for the one that does. A step leaves no tensor in such a cycle (`tests/distributed/test_step_budget.py`), so memory
-does not grow without it.
+The interpreter collects cycles whenever enough objects were created, at a different time on each rank, and all other
+ranks wait meanwhile. A step leaves no tensor in a cycle (`tests/distributed/test_step_budget.py`), so memory does not
+grow between collections.
 """
 
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-STEPS = 1000  # after which it is collected where nothing else pauses
+STEPS = 1000  # between collections if training does not pause
 
 
 @contextmanager
 def left_alone() -> Iterator[None]:
-    """Collect garbage only where `collect` is called."""
+    """Disable automatic collection in this context, so that only `collect` collects garbage."""
     automatic = gc.isenabled()
     gc.disable()
     try:
@@ -25,6 +25,6 @@ def left_alone() -> Iterator[None]:
 
 
 def collect(step: int | None = None) -> None:
-    """Collect the garbage of objects that are young: at a pause, or at every so many steps."""
+    """Collect young objects: now, or if `step` is given, only at every STEPS steps."""
     if step is None or step % STEPS == 0:
         gc.collect(1)

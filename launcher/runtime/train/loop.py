@@ -1,9 +1,9 @@
-"""Go step by step until training is done or asked to stop.
+"""Take training steps until the run is complete or asked to stop.
 
-"Step s" is the state after s optimizer steps. At the top of each pass the loop stands at some step, evaluates if that
-is due, and leaves if it was the last; then it makes the next step and saves it. What a step reports is read, logged and
-shown to the guards while the next one is under way, or before anything is done with its weights (`_settle`). The order
-of data, the schedule, dropout and evaluation are pure functions of the step, so a run that was killed and resumed
+"Step s" is the state after s optimizer steps. Each iteration of the loop starts at some step, evaluates if that is due,
+and ends the loop if it was the last; then it takes the next step and saves it if that is due. The results of a step are
+read, logged and shown to the guards while the next one is in progress, or before its weights are used (`_settle`). The
+order of data, the schedule, dropout and evaluation are pure functions of the step, so a run that was killed and resumed
 writes the same numbers, to the last bit, as one that was never interrupted. A guard may send it back to a checkpoint.
 """
 
@@ -58,22 +58,22 @@ from plumbline.launcher.runtime.train.watchdog import Watchdog
 from plumbline.model.objectives.objective import Batch
 
 PAUSES = (5.0, 15.0)
-"""Seconds before a checkpoint that the run cannot do without is tried again: disks in a network have moments."""
+"""Seconds before an essential checkpoint is tried again: network disks fail for moments."""
 
 
 class Trainer:
-    """Train by an engine from where training stands, evaluating, logging and saving when each is due.
+    """Train with an engine from the current step on, evaluating, logging and saving when each is due.
 
     Args:
         config: the run.
         inputs: its training and held-out batches.
         world: this process among all; the process group must be up.
-        stop: is set when somebody asks the run to stop.
+        stop: set when the run is asked to stop.
         weights: by name, instead of those that the seed draws.
         make_engine: makes the engine from configuration, world and weights; users train with DeepSpeed.
-        local: checkpoints on the nodes, if `checkpoint.local` asks for them.
-        status: is told what training does; without one, nobody is.
-        watchdog: watches this process; without one, nobody does.
+        local: checkpoints on the nodes, if `checkpoint.local` enables them.
+        status: status file of the run, if one is written.
+        watchdog: watchdog of this process, if there is one.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class Trainer:
         resume.tell(self.engine, folder, state)
 
     def run(self) -> bool:
-        """Train step by step, and again where a guard asks for it. Returns whether the last step was evaluated."""
+        """Train, going back to a checkpoint when a guard asks for it. Returns whether the last step was evaluated."""
         from_main(self._open_log, self.world)
         self.chain.open(self.state.step)
         self.status.begin(self.state.step, self.state.tokens, self.plan.total_steps, self.plan.total_tokens)
@@ -127,11 +127,11 @@ class Trainer:
             try:
                 return self._train()
             except RollBack as request:
-                asked = request.with_traceback(None)  # whose frames hold batches
+                asked = request.with_traceback(None)  # its frames hold batches
             self._go_back(asked)
 
     def _go_back(self, asked: RollBack) -> None:
-        """Stand at a checkpoint again, with the log and the account of time as they were then."""
+        """Go back to a checkpoint, and restore the log and the ledger of time to it."""
         self.status.enter("checkpoint")
         heartbeat = partial(self.watchdog.beat, "going back to a checkpoint")
         heartbeat()
@@ -147,9 +147,9 @@ class Trainer:
         self.status.went_back(self.state.step, self.state.tokens)
 
     def _train(self) -> bool:
-        """Train to the end, or until asked to stop, from where training stands. Returns whether it is complete."""
+        """Train from the current step to the end, or until asked to stop. Returns whether training is complete."""
         config, plan, total = self.config, self.plan, self.plan.total_steps
-        if self.state.step == total and self.saved_step is None:  # what is complete has a checkpoint in the run folder
+        if self.state.step == total and self.saved_step is None:  # a complete run has a checkpoint in its folder
             self._save()
         meter = self._meter
         meter.restart(self.state.step)
@@ -218,7 +218,7 @@ class Trainer:
             self.log.close()
 
     def _advance(self, reports: StepUnderWay, lr: float) -> None:
-        """Move to the next step, of which nothing is known yet."""
+        """Move to the next step, whose results are not known yet."""
         batches, step = self.plan.batch_plan, self.state.step + 1
         samples, tokens = batches.samples_before(step), batches.tokens_before(step)
         self.state = replace(self.state, step=step, samples=samples, tokens=tokens)
@@ -227,9 +227,9 @@ class Trainer:
         garbage.collect(step)
 
     def _settle(self) -> None:
-        """Read what the last step reports, if nobody has: show it to the guards, log it, and hear of a stop.
+        """Read the results of the last step, if they are unread: show them to the guards, log them, check for a stop.
 
-        A step is settled once the next one is under way, and before anything is evaluated, saved or logged after it.
+        A step is settled once the next one is in progress, and before anything is evaluated, saved or logged after it.
         """
         if self._unread is None:
             return
@@ -264,7 +264,7 @@ class Trainer:
                 self.log.write({"step": self.state.step, "tokens": self.state.tokens, **found})
 
     def _observer(self, batch: Batch) -> StepObserver | None:
-        """Return what observes the step that comes, by its first micro-batch; None when that is not due."""
+        """Return an observer for the next step, given its first micro-batch, or None if none is due."""
         settings = self.config.metrics
         if settings.diagnostics_interval is None or (self.state.step + 1) % settings.diagnostics_interval:
             return None
@@ -275,7 +275,7 @@ class Trainer:
         return step == self.plan.total_steps or (step > 0 and self._is_multiple_of(self.config.train.eval_interval))
 
     def _evaluate(self) -> bool:
-        """Score what is held out of every corpus and task; False when asked to stop meanwhile."""
+        """Evaluate on the held-out data of every corpus and task. Returns False if asked to stop meanwhile."""
         step = self.state.step
         garbage.collect()
         self.status.enter("evaluation")
@@ -296,7 +296,7 @@ class Trainer:
         return True
 
     def _sample(self) -> None:
-        """Have rank 0 continue the prompts, for no longer than train.hang_minutes; nobody may wait for more."""
+        """Have rank 0 continue the prompts, within train.hang_minutes, after which waiting ranks would be stopped."""
         self.watchdog.suspend()
         end = time.monotonic() + 60 * (self.config.train.hang_minutes or math.inf)
 
@@ -308,13 +308,13 @@ class Trainer:
         self.watchdog.beat("ending")
 
     def _save_what_is_due(self) -> None:
-        """Save the step that was made, to the run folder or on the nodes, if that is due or the run is to stop."""
+        """Save the current step, to the run folder or on the nodes, if that is due or the run is to stop."""
         local = self.config.checkpoint.local
         last = self.state.step == self.plan.total_steps
         due = self._is_multiple_of(self.config.checkpoint.interval)
         due_locally = local is not None and self._is_multiple_of(local.interval)
         if self._stopping or last or due or due_locally:
-            self._settle()  # a guard may then distrust the weights, and a stop be heard
+            self._settle()  # after this a guard may distrust the weights, or a stop be requested
         must, trusted = self._stopping or last, self.guards.trusts_weights
         if must or (due and trusted):
             self._save(must)
@@ -325,23 +325,23 @@ class Trainer:
         self._meter.restart(self.state.step)
 
     def _is_multiple_of(self, interval: int | None) -> bool:
-        """Return whether what happens every `interval` steps happens at this one."""
+        """Return whether the current step is a multiple of `interval`."""
         return interval is not None and self.state.step % interval == 0
 
     def _save_locally(self) -> None:
-        """Save on the nodes, unless the checkpoint before is still being written, which training would wait for."""
+        """Save on the nodes, unless the last checkpoint is still being written: training would have to wait for it."""
         if any_rank(self.writer.is_writing, self.world):
             TRAINING.info(f"step {self.state.step}: not saved locally, another checkpoint is still being written")
         else:
             self._save(must=False, locally=True)
 
     def _save(self, must: bool = True, locally: bool = False) -> None:
-        """Save a checkpoint, behind training; with `must` it is written when this returns.
+        """Save a checkpoint in the background; with `must` it is written when this returns.
 
         Raises:
             RollBack: a weight is not finite.
             TrainingError: ranks differ in what is to be saved.
-            UnsavedError: one that `must` be could not be written, or too many in a row.
+            UnsavedError: a checkpoint with `must`, or too many in a row, could not be written.
         """
         self.status.enter("checkpoint")
         self.guards.before_save(self.state.step)
@@ -366,7 +366,7 @@ class Trainer:
         self._count(ended, must)
 
     def _count(self, saved: Saved | None, must: bool) -> None:
-        """Take in how a save ended; None: it has not yet. Nothing depends on one on the nodes."""
+        """Record how a save ended, or nothing if None: it is still running. Failures on the nodes do not count."""
         if saved is None or saved.is_local:
             return
         if saved.error is None:

@@ -1,4 +1,4 @@
-"""Trace some steps of a run, and say in a table where their time goes: `train.profile`, docs/performance.md."""
+"""Trace some steps of a run, and show in a table where their time goes: `train.profile`, docs/performance.md."""
 
 from collections.abc import Iterator, Sequence
 from types import TracebackType
@@ -13,14 +13,14 @@ from plumbline.launcher.runtime.system.log import LOG, TRAINING
 from plumbline.launcher.runtime.system.world import World
 
 PARTS = "step: "
-"""What the names of the parts of a step begin with, as the loop and the engines mark them."""
+"""Prefix of the names by which the loop and the engines mark the parts of a step."""
 OPERATORS = 15  # in the table
 
 
 class StepProfiler:
-    """Trace the steps of `train.profile` on rank 0; a start that comes after the first of them traces none.
+    """Trace the steps of `train.profile` on rank 0, unless training starts after the first of them.
 
-    As a context it drops what is not complete when training ends.
+    As a context it drops an incomplete trace when training ends.
 
     Args:
         config: the run.
@@ -42,27 +42,29 @@ class StepProfiler:
     def __exit__(
         self, _kind: type[BaseException] | None, _error: BaseException | None, _traceback: TracebackType | None
     ) -> None:
-        """Trace no longer."""
+        """Stop tracing."""
         if self._profile is not None and self._settings is not None:
             self._profile.stop()
             last = self._settings.start + self._settings.steps - 1
             LOG.warning(f"train.profile: nothing is written: training ended, or went back, before step {last} was made")
 
     def before_step(self, step: int) -> None:
-        """Begin before the first step that is traced; `step` are made."""
+        """Begin before the first step to trace; `step` steps are done."""
         if self._settings is not None and step + 1 == self._settings.start:
-            self._profile = profile(activities=self._activities, acc_events=True)  # or it warns of what would be lost
+            self._profile = profile(
+                activities=self._activities, acc_events=True
+            )  # else it warns that events would be lost
             self._profile.start()
 
     def after_step(self, step: int) -> None:
-        """Write what was seen, after the last step that is traced and before it is evaluated; `step` are made."""
+        """Write the trace after the last traced step, before its evaluation; `step` steps are done."""
         settings = self._settings
         if settings is not None and self._profile is not None and step + 1 == settings.start + settings.steps:
             found, self._profile = self._profile, None
             found.stop()
             try:
                 self._write(found, settings.steps)
-            except OSError as error:  # a run does not end for want of a trace
+            except OSError as error:  # a missing trace must not end a run
                 LOG.warning(f"the steps of train.profile were traced, and not written: {error}")
 
     def _write(self, found: profile, steps: int) -> None:
@@ -74,15 +76,15 @@ class StepProfiler:
 
 
 def table(averages: Sequence[Any], events: Sequence[Any], steps: int) -> Iterator[str]:
-    """Yield the parts of a step, then the operators that take longest by themselves: milliseconds a step.
+    """Yield the parts of a step, then the operators with the longest self time, in milliseconds per step.
 
     Args:
-        averages: what torch's profiler says of each name, over all steps.
-        events: that it has seen.
-        steps: how many.
+        averages: the profiler's averages by name, over all steps.
+        events: the profiler's events.
+        steps: number of steps.
     """
     on_gpu = torch.cuda.is_available()
-    called = [each for each in averages if each.device_type == DeviceType.CPU]  # a kernel counts for who has called it
+    called = [each for each in averages if each.device_type == DeviceType.CPU]  # a kernel counts for its caller
     parts = [each for each in called if each.key.startswith(PARTS) and each.cpu_time_total]
     others = [each for each in called if not each.key.startswith(PARTS)]
     longest = sorted(others, key=lambda each: -(each.self_device_time_total if on_gpu else each.self_cpu_time_total))
@@ -97,9 +99,9 @@ def table(averages: Sequence[Any], events: Sequence[Any], steps: int) -> Iterato
 
 
 def device_times(events: Sequence[Any]) -> dict[str, float]:
-    """Return the microseconds that a GPU took for each part of a step: for what was called meanwhile, by any thread.
+    """Return the GPU microseconds of each part of a step, launched during it by any thread.
 
-    The backward pass calls from threads of its own, so torch counts none of it for the part around it.
+    The backward pass launches kernels from its own threads, which torch does not count for the part around it.
     """
     spans = [
         (each.name, each.time_range.start, each.time_range.end)

@@ -1,4 +1,4 @@
-"""Rehearse the start of a run up to its model: what it would go on from, and the first batch, in its own words."""
+"""Rehearse the start of a run up to its model: show where it would start from, and the text of its first batch."""
 
 from contextlib import suppress
 from itertools import islice
@@ -23,12 +23,12 @@ SHOWN = 4
 
 
 def rehearse(config: Config, inputs: Inputs, world: World) -> None:
-    """Make the checks of `train` that write nothing, read this rank's first batch, and show rank 0's. Collective.
+    """Run the checks of `train` that write nothing, read this rank's first batch, and show rank 0's. Collective.
 
     No model is built, and checkpoints on the nodes (checkpoint.local) are not looked for.
 
     Raises:
-        ValueError: the run would not start; says why.
+        ValueError: the run would not start.
     """
     check_agreement(config, inputs, world)
     from_main(lambda: _refuse_if_held(config.run.folder), world)
@@ -56,7 +56,7 @@ def _refuse_if_held(folder: Path) -> None:
 
 
 def _show_batch(inputs: Inputs, step: int, skipped: SkippedData) -> None:
-    """Read the batch of the step after `step`, and show the first samples that rank 0 takes of it."""
+    """Read the batch of the step after `step`, and show rank 0's first samples."""
     batches = inputs.train.micro_batches(skipped.data_step(step))
     decoder_of = decoders(inputs.train.corpora)
     samples = (sample for batch in batches for sample in of_batch(batch, places(inputs.train, batch)))

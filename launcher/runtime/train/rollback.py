@@ -1,8 +1,7 @@
-"""Carry out what a guard asks for: choose the checkpoint to go back to, and leave out the data that broke the run.
+"""Carry out a guard's request: choose the checkpoint to go back to, and skip the data that broke the run.
 
-Three things happen in an order in which a kill between any two loses nothing but time: checkpoints of steps that are
-not trusted are deleted, interventions.jsonl gets its line, and then the caller resumes from the checkpoint, as a new
-start would.
+The order is such that a kill between any two actions loses nothing but time: checkpoints of steps that are not trusted
+are deleted, interventions.jsonl gets its line, and then the caller resumes from the checkpoint, as a new start would.
 """
 
 from collections.abc import Callable
@@ -33,7 +32,7 @@ from plumbline.launcher.runtime.train.guards.non_finite import REMEDY
 
 
 class Rollbacks:
-    """Go back to checkpoints, and remember it in the run folder. All ranks make one together, and call its methods.
+    """Go back to checkpoints, and record it in the run folder. All ranks create one together, and call its methods.
 
     Args:
         config: the run.
@@ -43,7 +42,7 @@ class Rollbacks:
         local: its checkpoints on the nodes.
 
     Raises:
-        ConfigError: interventions.jsonl leaves out data that this run cannot do without.
+        ConfigError: interventions.jsonl skips data that this run cannot skip.
     """
 
     def __init__(
@@ -57,19 +56,19 @@ class Rollbacks:
 
     @property
     def skipped(self) -> SkippedData:
-        """Return the data that the run leaves out."""
+        """Return the data that the run skips."""
         return skipped_in(self.made)
 
     def go_back(self, asked: RollBack, skipped: SkippedData, heartbeat: Callable[[], object] = lambda: None) -> Path:
-        """Return the checkpoint to resume from, now that nothing newer is there. Collective; nothing is being written.
+        """Delete newer checkpoints and return the one to resume from. Collective; no checkpoint may be being written.
 
         Args:
-            asked: what a guard asks for.
-            skipped: the data that was left out so far.
-            heartbeat: is told of each part of a checkpoint that was read.
+            asked: the guard's request.
+            skipped: the data skipped so far.
+            heartbeat: called for each part of a checkpoint that was read.
 
         Raises:
-            TrainingError: the run cannot go back; says why.
+            TrainingError: the run cannot go back.
             UnsavedError: the run folder cannot be written.
         """
         window = skipped.data_step(asked.first - 1), skipped.data_step(asked.last - 1) + 1
@@ -104,7 +103,7 @@ class Rollbacks:
         return found
 
     def _find(self, root: Path, first: int, heartbeat: Callable[[], object]) -> Path | None:
-        """Return the newest whole checkpoint of a step before `first`, a branch's parent's among them. Collective."""
+        """Return the newest whole checkpoint before step `first`, including those of a branch's parent. Collective."""
         its = self._config.schedule.branch
         found = resume.find(root, self._world, self._local, before=first, heartbeat=heartbeat)
         if found is not None or its is None or its.first_step >= first:
@@ -113,15 +112,15 @@ class Rollbacks:
         return None if resume.damage(parents, self._world, heartbeat) else parents
 
     def _refusal(self, skipped: SkippedData) -> str | None:
-        """Return why the run may not go back and leave out some data; None: it may."""
+        """Return why the run may not go back and skip some data, or None if it may."""
         if len(self.made) >= self._most:
             return f"guards.max_rollbacks = {self._most}, and it went back {len(self.made)} time(s)"
         return self._cannot_skip(skipped)
 
     def _cannot_skip(self, skipped: SkippedData) -> str | None:
-        """Return why the run cannot leave out some data; None: it can.
+        """Return why the run cannot skip some data, or None if it can.
 
-        A step takes the data of a later one. In the warm-up of the batch size that would be of another size.
+        A step then takes the data of a later one, which has another size during the warm-up of the batch size.
         """
         warmed_up = self._plan.batch_plan.stages[-1].first_step
         if skipped.windows[0][0] < warmed_up:

@@ -14,9 +14,9 @@ SAMPLE_TEMPERATURE = 0.8
 
 
 def write_samples(config: Config) -> None:
-    """Continue train.sample_prompts with the newest checkpoint, into samples.txt; warn if that cannot be done.
+    """Write continuations of train.sample_prompts by the newest checkpoint to samples.txt; warn if that fails.
 
-    A run is complete without them, so nothing that goes wrong here may end it.
+    A run is complete without samples, so no failure here may end it.
     """
     try:
         _write(config)

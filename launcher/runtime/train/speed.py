@@ -23,10 +23,10 @@ PEAK_BF16_TFLOPS = {
 
 
 class SpeedMeter:
-    """Measure the speed over the steps since the last reading, evaluations and saves left out.
+    """Measure the speed over the steps since the last reading, without evaluations and saves.
 
     mfu = tokens/s x training FLOPs per token (`model.flops`) / (ranks x peak of one device); None from the first value
-    above 1 on. That proves the peak too low: one measured while the machine was busy, or on its slow cores.
+    above 1 on, which proves that the peak is too low: measured while the machine was busy, or on slow cores.
     """
 
     def __init__(self, config: Config, world: World, step: int) -> None:
@@ -36,19 +36,19 @@ class SpeedMeter:
         self.flops_per_token = training_flops_per_token(config.model, config.data.sequence_length, config.objective)
         self._peak_is_wrong = False
         self.step_seconds = 0.0
-        """Mean over the steps of the last reading."""
+        """Mean seconds per step in the last reading."""
         self.restart(step)
 
     def restart(self, step: int) -> None:
-        """Count from now, where training stands at `step`."""
+        """Start counting now, at `step`."""
         self._time, self._step = time.perf_counter(), step
 
     def read(self, step: int, done: float | None = None) -> dict[str, float | None]:
         """Return tokens_per_second and mfu since the last restart or reading; warn when the peak turns out wrong.
 
         Args:
-            step: that is read.
-            done: when it was, by `time.perf_counter`; None: now.
+            step: the step that is read.
+            done: when it was done, by `time.perf_counter`; None means now.
         """
         now = time.perf_counter() if done is None else done
         tokens = self.tokens_before(step) - self.tokens_before(self._step)
@@ -66,7 +66,7 @@ class SpeedMeter:
         return {"tokens_per_second": speed, "mfu": None if self._peak_is_wrong else mfu}
 
 
-@cache  # a worker of a sweep asks once for each cell
+@cache  # a sweep's worker calls this for each cell
 def peak_flops(world: World, dtype: torch.dtype, given_tflops: float | None) -> float:
     """Return the peak FLOP/s of one rank's device: given, known by name, or measured (CPUs, other GPUs)."""
     if given_tflops is not None:

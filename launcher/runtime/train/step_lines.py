@@ -1,4 +1,4 @@
-"""Make the lines of metrics.jsonl that say how steps went, each once what its step reports has been read."""
+"""Make the lines of metrics.jsonl about steps, each after its step's results are read."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,27 +10,27 @@ from plumbline.launcher.runtime.engine.step_result import StepResult, StepUnderW
 from plumbline.launcher.runtime.train.speed import SpeedMeter
 
 WAITS = {"data_wait": "data_wait", "checkpoint": "checkpoint_stall"}
-"""Buckets of the ledger in which a step is not made -> keys of the line for the seconds in them."""
+"""Buckets of the ledger in which no step is computed -> keys of the line for their seconds."""
 
 
 @dataclass(frozen=True)
 class MadeStep:
-    """Remember a step until what it reports is read."""
+    """Hold a step until its results are read."""
 
     step: int
     tokens: int
-    """Tokens of the run, with those of this step."""
+    """Tokens of the run, including this step."""
     lr: float
     spent: Mapping[str, float]
-    """Seconds of this process until the end of the step, by bucket of the ledger."""
+    """Seconds of this process up to the end of the step, by bucket of the ledger."""
     reports: StepUnderWay
 
 
 class StepLines:
-    """Make lines, each of what was since the line before.
+    """Make lines, each about the time since the line before.
 
     Args:
-        names: of the reports of the objective.
+        names: of the objective's reports.
         meter: measures speed.
     """
 
@@ -56,6 +56,6 @@ class StepLines:
         }
 
     def _means(self, reports: Tensor) -> dict[str, float]:
-        """Return the means of what the objective reports, without those that had no target."""
+        """Return the means of the objective's reports, without those that had no target."""
         rows = zip(self._names, reports.tolist(), strict=True)
         return {name: total / count for name, (total, count) in rows if count}

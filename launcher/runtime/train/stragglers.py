@@ -1,9 +1,9 @@
-"""Name a rank that is slower than the others, for which all of them wait in every step.
+"""Name a rank that is slower than the others, so that they wait for it in every step.
 
-In data-parallel training a step takes as long on every rank: the quick ones wait in collectives for the slow one, so
-step times say nothing. What only one rank does says it: how long it waits for its own data, and how long a fixed matrix
-product takes on its device, for which it waits for nobody, at every ZeRO stage. A link that is slow is seen by neither:
-`doctor.py` measures pairs of ranks.
+In data-parallel training a step takes equally long on every rank: fast ranks wait in collectives for the slow one, so
+step times do not show which it is. Local work does: how long a rank waits for its own data, and how long a fixed matrix
+product takes on its device without communication, at any ZeRO stage. Neither shows a slow link: `doctor.py` measures
+pairs of ranks.
 """
 
 import socket
@@ -23,30 +23,30 @@ from plumbline.launcher.runtime.system.world import World
 T = TypeVar("T")
 
 STEPS = 100
-"""A window is so many steps, or a multiple where they are too quick for the time that the products take."""
+"""Steps of a window, or a multiple of it if they are too short for the time that the products take."""
 SHARE = {"cuda": 0.001, "cpu": 0.005}
-"""Device -> part of a window that the products take. A GPU makes hundreds of them in a few milliseconds."""
+"""Device -> share of a window that the products take. A GPU computes hundreds of them in a few milliseconds."""
 AT_LEAST, AT_MOST = {"cuda": 0.005, "cpu": 0.02}, 0.1
-"""Bounds of that in seconds: fewer products are a matter of chance."""
+"""Bounds of that time in seconds: fewer products would be too noisy."""
 TOLERANCE = 0.2
-"""How much slower than the others a rank is that is named."""
+"""How much slower than the others a rank must be to be named."""
 WINDOWS = 2
-"""How many windows in a row: once may be chance."""
+"""Windows in a row in which it must be slow: one may be chance."""
 
 
 @dataclass(frozen=True)
 class Own:
-    """Hold what a rank spent in a window on work of its own."""
+    """Hold the time that a rank spent on local work in a window."""
 
     host: str
     product: float
-    """Seconds that the product takes."""
+    """Seconds per matrix product."""
     data: float
-    """Share of the window in which it waited for its data."""
+    """Share of the window spent waiting for its data."""
 
 
 class Stragglers:
-    """Compare the ranks at the end of each window. All ranks make one together, and call it after the same steps.
+    """Compare the ranks at the end of each window. All ranks create one together, and call it after the same steps.
 
     Args:
         world: this process among all; the process group must be up.
@@ -62,14 +62,14 @@ class Stragglers:
         self._begun, self._waited = time.perf_counter(), 0.0
 
     def wait_for(self, batches: Iterator[T]) -> T:
-        """Return the next of this rank's batches, and count how long it took to come."""
+        """Return this rank's next batch, and measure how long it took to arrive."""
         begun = time.perf_counter()
         batch = next(batches)
         self._waited += time.perf_counter() - begun
         return batch
 
     def after_step(self, step: int) -> dict[str, float]:
-        """Return what metrics.jsonl says of the window that ends here, nothing amid one; warn of slow ranks.
+        """Return the values for metrics.jsonl at the end of a window, else nothing; warn of slow ranks.
 
         Collective at the end of a window.
         """
@@ -94,7 +94,7 @@ class Stragglers:
         return record | ({"slow_rank": float(named[0][0])} if named else {})
 
     def _time_product(self, seconds: float) -> float:
-        """Return how long the product takes, measured for so many seconds, once at least."""
+        """Return how long the product takes, measured for `seconds`, but at least once."""
         self._synchronize()
         begun, products = time.perf_counter(), 0
         while True:
@@ -112,12 +112,12 @@ class Stragglers:
 
 
 def ratios(values: Sequence[float]) -> list[float]:
-    """Return each value over the median of the others."""
+    """Return each value divided by the median of the others."""
     return [value / median([*values[:place], *values[place + 1 :]]) for place, value in enumerate(values)]
 
 
 def slow_ranks(ranks: Sequence[Own]) -> list[tuple[int, str, str]]:
-    """Return rank, kind and description of what makes a rank slower than the others in a window."""
+    """Return (rank, kind, description) for everything that makes a rank slower than the others in a window."""
     found = []
     for rank, ratio in enumerate(ratios([own.product for own in ranks])):
         if ratio > 1 + TOLERANCE:

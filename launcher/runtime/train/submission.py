@@ -1,8 +1,8 @@
-"""Prepare one pretraining run as a Slurm job: what is asked of the cluster, and the script that asks for it.
+"""Prepare one pretraining run as a Slurm job: check it, and write the script that submits it.
 
 The run folder holds what was submitted: `slurm/config-N.yaml`, the configuration as it was checked, and
-`slurm/submit-N.sh`, the one sbatch command that trains it. A job may wait for days; what the user edits meanwhile does
-not change it. The job itself is slurm/pretrain.sbatch.
+`slurm/submit-N.sh`, the one sbatch command that trains it. A job may wait for days, and is not affected by what the
+user edits meanwhile. The job itself is slurm/pretrain.sbatch.
 """
 
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ ABOUT = """\
 
 
 def check(config: Config, request: Request) -> None:
-    """Find out before the queue what the job would only find out after it.
+    """Find problems before the job is queued that it would otherwise only find once it starts.
 
     Raises:
         ValueError: `open_checked` or `plan_run` refuses the run, or the run folder holds another one.
@@ -55,7 +55,7 @@ def check(config: Config, request: Request) -> None:
 
 
 def _cautions(config: Config, request: Request, inputs: Inputs) -> Iterator[str]:
-    """Yield what the job can be submitted with, and is better not."""
+    """Yield warnings about a job that can be submitted, but should be changed first."""
     if request.gpus_per_node is not None and request.cpus_per_task is None:
         yield (
             "--cpus-per-task was not given: unless the site says otherwise, Slurm gives each rank one core, which "
@@ -80,15 +80,15 @@ def _cautions(config: Config, request: Request, inputs: Inputs) -> Iterator[str]
 
 
 def write_submission(config: Config, open_stage: bool, request: Request, chain: int) -> Path:
-    """Write the next `config-N.yaml` and `submit-N.sh` under the run's slurm/ folder; returns the script's path.
+    """Write the next `config-N.yaml` and `submit-N.sh` to the run's slurm/ folder, and return the script's path.
 
-    Relative paths in the configuration mean what they mean here: the job starts in the current folder.
+    Relative paths in the configuration keep their meaning, since the job starts in the current folder.
 
     Args:
-        config: as it was checked.
-        open_stage: leave its ZeRO stage to the devices that each job gets (`deepspeed.zero_stage: auto`).
-        request: what is asked of the cluster.
-        chain: how many jobs the script queues, each of which waits for those before it.
+        config: the run, as it was checked.
+        open_stage: let each job choose its ZeRO stage for the devices that it gets (`deepspeed.zero_stage: auto`).
+        request: resources to request from the cluster.
+        chain: number of jobs that the script queues, each of which waits for those before it.
     """
     folder = config.run.folder / "slurm"
     number = next_number(folder)

@@ -1,4 +1,4 @@
-"""Train a run from where it stands to its last step: find the newest checkpoint, prepare the folder, go, tidy up."""
+"""Train a run from its newest checkpoint to its last step: find the checkpoint, prepare the folder, train, clean up."""
 
 from functools import partial
 
@@ -34,14 +34,14 @@ def train(
         config: the run.
         inputs: its training and held-out batches.
         world: this process among all; the process group must be up.
-        stop: is set when somebody asks the run to stop.
-        status: is told what training does.
-        watchdog: watches this process already; None: from now on.
+        stop: set when the run is asked to stop.
+        status: status file of the run.
+        watchdog: watchdog that already watches this process; None starts one.
 
     Raises:
-        ValueError: the run folder or its checkpoints cannot be used with this configuration; a checkpoint that the run
-            cannot do without, of the last step or of a request to stop, was not written (UnsavedError); or one could
-            not be read (UnreadError).
+        ValueError: the run folder or its checkpoints cannot be used with this configuration; an essential checkpoint,
+            of the last step or of a request to stop, was not written (UnsavedError); or a checkpoint could not be read
+            (UnreadError).
         TrainingError: the gradient, the loss or the weights are not finite, and the run cannot go back; or ranks
             differ.
     """
@@ -50,11 +50,11 @@ def train(
     with watchdog:
         watchdog.ranks_have_met()
         trainer = make_trainer(config, inputs, world, stop, status, watchdog)
-        from_main(lambda: None, world)  # all ranks are here, and few instructions from hearing a stop alike
+        from_main(lambda: None, world)  # all ranks have arrived, and soon treat a stop alike
         stop.defer()  # from here on a stop has something to save
         try:
             complete = trainer.run()
-        except TrainingError:  # of all ranks: what was saved before is worth having
+        except TrainingError:  # on all ranks: finish writing what was saved before
             trainer.status.enter("checkpoint")
             trainer.writer.finish()
             trainer.chain.catch_up(trainer.writer.written)
@@ -63,14 +63,14 @@ def train(
             trainer.close()
     trainer.writer.close()
     if trainer.local is not None:
-        trainer.local.clear()  # the run folder has the last step
+        trainer.local.clear()  # the run folder has the last step by now
     return complete
 
 
 def make_trainer(
     config: Config, inputs: Inputs, world: World, stop: StopRequest, status: RunStatus, watchdog: Watchdog
 ) -> "Trainer":
-    """Prepare the run folder and return a trainer that stands where the newest checkpoint does, or at the start."""
+    """Prepare the run folder and return a trainer at the newest checkpoint, or at the start."""
     check_agreement(config, inputs, world)
     root = config.run.folder / "checkpoints"
     local = None if config.checkpoint.local is None else LocalCheckpoints(config, world)

@@ -18,64 +18,64 @@ from plumbline.launcher.runtime.train.guards.transfer import Transfer
 
 
 class Guards:
-    """Ask all guards of a run, in the order in which they look; methods are those of `Guard`.
+    """Call all guards of a run in order; the methods are those of `Guard`.
 
     Args:
-        guards: no two of a kind.
+        guards: at most one of each kind.
     """
 
     def __init__(self, *guards: Guard) -> None:
         self._guards = guards
 
     def before_step(self, step: int, micro_batches: int) -> None:
-        """Tell all which step comes."""
+        """Tell all guards which step is next."""
         for guard in self._guards:
             guard.before_step(step, micro_batches)
 
     def before_update(self) -> None:
-        """Let all look at the gradients."""
+        """Let all guards check the gradients."""
         for guard in self._guards:
             guard.before_update()
 
     def after_update(self) -> None:
-        """Let all look at the weights."""
+        """Let all guards check the weights."""
         for guard in self._guards:
             guard.after_update()
 
     def after_step(self, step: int, result: StepResult) -> None:
-        """Show an update to all."""
+        """Show an update to all guards."""
         for guard in self._guards:
             guard.after_step(step, result)
 
     def found(self, step: int) -> dict[str, Any]:
-        """Return what all have to log of an update."""
+        """Return what all guards log about an update."""
         return {key: value for guard in self._guards for key, value in guard.found(step).items()}
 
     def after_evaluation(self, record: Mapping[str, Any]) -> None:
-        """Show an evaluation to all."""
+        """Show an evaluation to all guards."""
         for guard in self._guards:
             guard.after_evaluation(record)
 
     def before_save(self, step: int) -> None:
-        """Let all look at what is about to be saved."""
+        """Let all guards check what is about to be saved."""
         for guard in self._guards:
             guard.before_save(step)
 
     @property
     def trusts_weights(self) -> bool:
-        """Return whether all trust the weights."""
+        """Return whether all guards trust the weights."""
         return all(guard.trusts_weights for guard in self._guards)
 
     @property
     def state(self) -> dict[str, Any]:
-        """Return name -> what a guard remembers."""
+        """Return name -> state of each guard."""
         return {guard.name: guard.state for guard in self._guards}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Let each guard remember what it did; one that is new begins anew.
+        """Restore the state of each guard; a guard without one starts fresh.
 
         Raises:
-            DamagedFileError: what a checkpoint says of a guard is not of its kind.
+            DamagedFileError: a checkpoint's state of a guard is not of the right form.
         """
         for guard in self._guards:
             with reading(f"{STATE}: guards.{guard.name}"):
@@ -83,7 +83,7 @@ class Guards:
 
 
 def make_guards(settings: GuardsConfig, plan: RunPlan, *others: Guard) -> Guards:
-    """Return the guards that a run asks for, with those that look into the engine first."""
+    """Return the guards that a run enables, after `others`, which look into the engine."""
     quiet_steps = plan.batch_plan.steps_for(plan.schedule.warmup_end)
     guards: list[Guard] = [*others, NonFinite(settings.non_finite, plan.total_steps)]
     if settings.gradient_spike.action != "ignore":
@@ -94,7 +94,7 @@ def make_guards(settings: GuardsConfig, plan: RunPlan, *others: Guard) -> Guards
 
 
 def engine_guards(settings: GuardsConfig, engine: Engine) -> list[Guard]:
-    """Return the guards that look into the engine: those that compare ranks, and that of the table."""
+    """Return the guards that look into the engine: those that compare ranks, and `Transfer`."""
     guards: list[Guard] = []
     if engine.world.size > 1:
         guards.append(Replicas(engine, settings.replica_interval))

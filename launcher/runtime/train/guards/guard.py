@@ -1,4 +1,4 @@
-"""Define what a guard is asked, and how it sends a run back or ends it."""
+"""Define the interface of a guard, and how it sends a run back or ends it."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,17 +7,17 @@ from plumbline.launcher.runtime.engine.step_result import StepResult
 
 
 class TrainingError(RuntimeError):
-    """Say why training cannot go on, for a reason in the run rather than in the code."""
+    """Signal that training cannot go on, for a reason in the run rather than in the code."""
 
 
-class RollBack(Exception):  # noqa: N818 - it asks for something, and is an error only where that cannot be had
-    """Ask to go back to a checkpoint before some steps, and to leave out the data that they took.
+class RollBack(Exception):  # noqa: N818 - a request, which is an error only if it cannot be met
+    """Request to go back to a checkpoint before some steps, and to skip the data that they took.
 
     Args:
-        guard: who asks.
+        guard: name of the guard.
         first: the first step that is not trusted.
-        last: the last one.
-        message: what was seen.
+        last: the last step that is not trusted.
+        message: what the guard found.
     """
 
     def __init__(self, guard: str, first: int, last: int, message: str) -> None:
@@ -26,11 +26,11 @@ class RollBack(Exception):  # noqa: N818 - it asks for something, and is an erro
 
 
 class WrongNodeError(TrainingError):
-    """Say that nodes compute wrong numbers, without which the same command can go on.
+    """Signal that nodes compute wrong numbers; the same command can continue without them.
 
     Args:
-        message: what was found, in whole sentences; what to do follows.
-        nodes: to leave out, by the names that Slurm has for them.
+        message: what was found, in whole sentences; the remedy is appended.
+        nodes: Slurm names of the nodes to leave out.
     """
 
     def __init__(self, message: str, nodes: Sequence[str]) -> None:
@@ -41,42 +41,42 @@ class WrongNodeError(TrainingError):
 
 
 class Guard:
-    """Watch a run. A guard is shown the same on all ranks, or asks the others, so that all come to the same end.
+    """Watch a run. A guard sees the same values on all ranks, or exchanges them, so that all ranks decide alike.
 
-    What it remembers is saved with each checkpoint and comes back with it, so what it does is a function of the step.
+    Its state is saved and restored with each checkpoint, so what it does is a function of the step.
     """
 
     name: str
     """Key of its section in `guards`."""
 
     def before_step(self, step: int, micro_batches: int) -> None:
-        """Prepare for the update that will make `step`, from so many micro-batches of this rank."""
+        """Prepare for the update that leads to `step`, from `micro_batches` micro-batches of this rank."""
 
     def before_update(self) -> None:
-        """Look at the gradients of the step that `before_step` named, not clipped yet; ranks may exchange something."""
+        """Check the gradients of the step passed to `before_step`, before clipping; ranks may communicate."""
 
     def after_update(self) -> None:
-        """Look at the weights that came of it, before anything is read of the step; ranks may exchange something."""
+        """Check the weights after the update, before any result of the step is read; ranks may communicate."""
 
     def after_step(self, step: int, result: StepResult) -> None:
-        """Look at the update that made `step`, before anything is logged or saved.
+        """Check the update that led to `step`, before anything is logged or saved.
 
         Raises:
             RollBack: the run is to go back to before some step.
         """
 
     def found(self, _step: int) -> dict[str, Any]:
-        """Return what is to be logged of the update that made a step, which `after_step` has seen; mostly nothing."""
+        """Return what to log about the update that led to a step, after `after_step`; usually nothing."""
         return {}
 
     def before_save(self, step: int) -> None:
-        """Look at the weights of `step` before they are saved; ranks may exchange something."""
+        """Check the weights of `step` before they are saved; ranks may communicate."""
 
     def after_evaluation(self, record: Mapping[str, Any]) -> None:
-        """Look at what is logged of an evaluation.
+        """Check what is logged of an evaluation.
 
         Raises:
-            TrainingError: there is nothing to go on with.
+            TrainingError: training cannot go on.
         """
 
     @property
@@ -86,8 +86,8 @@ class Guard:
 
     @property
     def state(self) -> dict[str, Any]:
-        """Return what it remembers, as JSON has it; `restore` takes it back."""
+        """Return the guard's state as JSON values, for `restore`."""
         return {}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Remember what `state` said when a checkpoint was written; an empty one is of a guard that is new."""
+        """Restore the state that `state` returned for a checkpoint; it is empty for a new guard."""

@@ -1,4 +1,4 @@
-"""Send a run back whose gradient, loss or weights are not finite; single updates that were skipped are a warning."""
+"""Send a run back if its gradient, loss or weights are not finite; warn of single skipped updates."""
 
 import math
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ class NonFinite(Guard):
 
     Args:
         settings: how many skipped updates are too many.
-        total_steps: of the run, whose end may not be amid skipped updates.
+        total_steps: of the run, whose last update may not be a skipped one.
     """
 
     name = "non_finite"
@@ -27,7 +27,7 @@ class NonFinite(Guard):
         self.skipped = 0  # consecutive updates that were not applied
 
     def after_step(self, step: int, result: StepResult) -> None:
-        """Count skipped updates, and look at gradient and loss of an applied one."""
+        """Count skipped updates, and check the gradient and loss of an applied one."""
         self.skipped = 0 if result.applied else self.skipped + 1
         loss = result.loss.item()
         broken = result.applied and not (math.isfinite(result.grad_norm) and math.isfinite(loss))
@@ -44,7 +44,7 @@ class NonFinite(Guard):
             LOG.warning(f"step {step}: gradient norm {result.grad_norm}, update skipped")
 
     def after_evaluation(self, record: Mapping[str, Any]) -> None:
-        """Look at the held-out losses of the final model; before the end, the next gradient tells as well."""
+        """Check the held-out losses of the final model; before the end, the next gradient shows problems too."""
         losses = {key: value for key, value in record.items() if key.endswith("loss")}
         broken = [f"{key} is {value}" for key, value in losses.items() if not math.isfinite(value)]
         if broken and record["step"] == self.total_steps:
@@ -55,14 +55,14 @@ class NonFinite(Guard):
 
     @property
     def trusts_weights(self) -> bool:
-        """Return whether the last update was applied: if this is the end, the last checkpoint is from before."""
+        """Return whether the last update was applied, so that no checkpoint is from amid skipped updates."""
         return self.skipped == 0
 
     @property
     def state(self) -> dict[str, Any]:
-        """Return the skipped updates in a row: a run that is asked to stop amid them saves."""
+        """Return the number of skipped updates in a row: a run that is asked to stop amid them saves."""
         return {"skipped": self.skipped}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on counting."""
+        """Restore the count of skipped updates."""
         self.skipped = int(state.get("skipped", 0))

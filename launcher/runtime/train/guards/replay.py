@@ -1,9 +1,9 @@
-"""End a run, before its update, when a rank computes a micro-batch to other bits than another rank does.
+"""End a run, before its update, when two ranks compute different bits from the same micro-batch.
 
-A device that computes wrong numbers, and says nothing, ruins a run in silence: its gradient is averaged with those of
-the others. So one micro-batch of every rank is computed twice at an interval: by its owner, in training itself, whose
-gradients are summed up where they arise, and by the next rank, from the same tokens, random numbers and weights. If the
-two differ, a third rank computes it as well, and whoever has other bits than two ranks agree on is named.
+A device that silently computes wrong numbers ruins a run, because its gradient is averaged with those of the others. So
+at an interval one micro-batch of every rank is computed twice: by its owner during training, which takes checksums of
+the gradients where they arise, and by the next rank, from the same tokens, random numbers and weights. If the two
+differ, a third rank computes it as well, and the rank whose bits differ from those of the other two is named.
 """
 
 from collections import defaultdict
@@ -25,19 +25,19 @@ from plumbline.launcher.runtime.train.guards.replicas import name_ranks
 from plumbline.model.objectives.objective import Batch, Losses, TrainedLM
 
 BESIDE = ("the loss", "the reports")
-"""What is compared beside the gradients of the tensors."""
+"""What is compared in addition to the gradients of the tensors."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """Hold what a micro-batch is computed from, beside the weights and what else all ranks have alike."""
+    """Hold the inputs of a micro-batch's computation, except for weights and others that all ranks share."""
 
     batch: Batch
     random: list[Tensor]
-    """States of the generators: of the CPU, and of the device if it has one."""
+    """States of the random generators: the CPU's, and the device's if it has one."""
 
     def shift(self, distance: int, engine: Engine) -> "Work":
-        """Return the work of the rank that stands so far before this one. Collective."""
+        """Return the work of the rank that is `distance` before this one. Collective."""
         tensors = [*self.batch.values(), *self.random]
         came = [shift(tensor, distance, engine.world) for tensor in tensors]
         split = len(self.batch)
@@ -45,10 +45,10 @@ class Work:
 
 
 class Replay(Guard):
-    """Compare ranks by the bits of what they compute: with deterministic kernels, at ZeRO stages 0 to 2.
+    """Compare the bits that ranks compute: with deterministic kernels, at ZeRO stages 0 to 2.
 
     Args:
-        engine: what trains.
+        engine: the engine that trains.
         interval: steps from one comparison to the next.
     """
 
@@ -60,13 +60,13 @@ class Replay(Guard):
         self._recording: Recording | None = None
 
     def before_step(self, step: int, micro_batches: int) -> None:
-        """Record one of the micro-batches that come, at the interval each time another."""
+        """Record one of the next step's micro-batches, a different one at each interval."""
         self._step = step
         if step % self._interval == 0:
             self._recording = Recording(self._engine, step // self._interval % micro_batches)
 
     def before_update(self) -> None:
-        """Compare what was recorded. Raises WrongNodeError, on all ranks, if two of them differ. Collective."""
+        """Compare what was recorded. Raises WrongNodeError on all ranks if two of them differ. Collective."""
         if self._recording is None:
             return
         recording, self._recording = self._recording, None
@@ -81,7 +81,7 @@ class Replay(Guard):
         raise _error(self._step, results, [*BESIDE, *recording.names], hosts)
 
     def _compute(self, work: Work, mine: "Recording") -> Tensor:
-        """Return the checksums of loss, reports and gradients of somebody's micro-batch, computed here."""
+        """Return the checksums of loss, reports and gradients of another rank's micro-batch, computed on this one."""
         device = self._engine.world.device
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             _set_random(work.random, device)
@@ -90,18 +90,18 @@ class Replay(Guard):
 
 
 class Recording:
-    """Record what this rank makes of one micro-batch while it trains on it.
+    """Record what this rank computes from one micro-batch while it trains on it.
 
     Args:
-        engine: what trains.
-        number: of the micro-batch, among those of the step.
+        engine: the engine that trains.
+        number: index of the micro-batch in the step.
 
     Attributes:
         names: of the trained tensors.
-        sums: checksums of loss, reports and gradients, [2 + tensors, 2]: of no gradient as of one of zeros.
-        work: what the micro-batch is computed from.
+        sums: checksums of loss, reports and gradients, [2 + tensors, 2]; a missing gradient counts as zeros.
+        work: inputs of the micro-batch's computation.
         step: completed steps.
-        weights: of the terms of the loss, as they come to it in the backward pass, [terms].
+        weights: of the terms of the loss, as they arrive in the backward pass, [terms].
     """
 
     work: Work
@@ -122,7 +122,7 @@ class Recording:
             self._hooks.append(parameter.register_hook(partial(self._gradient, row)))
 
     def end(self) -> None:
-        """Record no longer."""
+        """Stop recording."""
         for hook in self._hooks:
             hook.remove()
 
@@ -148,14 +148,14 @@ class Recording:
 
 
 def wrong_ranks(results: Sequence[Sequence[Hashable]]) -> dict[int, list[int]]:
-    """Return owner -> ranks that computed its micro-batch wrong, for each on which two ranks differ.
+    """Return owner -> ranks that computed its micro-batch wrong, for each owner whose micro-batch has two results.
 
-    Right is what two ranks have got. Where no two agree, all that computed it are named: of two ranks, of which the
-    owner is also the third, an owner that only repeats itself may be wrong twice.
+    A result is right if two ranks have it. If no two agree, all ranks that computed it are named. With two ranks, the
+    owner is also the third, and may repeat a wrong result, so its agreement with itself does not count.
 
     Args:
-        results: of each rank what it got for its own micro-batch, for that of the rank before, and for that of the rank
-            before that one.
+        results: for each rank, its results for its own micro-batch, for that of the rank before, and for that of the
+            rank before that one.
     """
     found, size = {}, len(results)
     for owner in range(size):
@@ -170,12 +170,12 @@ def wrong_ranks(results: Sequence[Sequence[Hashable]]) -> dict[int, list[int]]:
 
 
 def _error(step: int, results: Tensor, names: Sequence[str], hosts: Sequence[str]) -> WrongNodeError:
-    """Say who computed what wrong; `results` [ranks, 3, rows, 2] as in `wrong_ranks`."""
+    """Return the error that names which ranks computed what wrong; `results` [ranks, 3, rows, 2] as in `wrong_ranks`."""
     wrong = wrong_ranks([[result.numpy().tobytes() for result in rank] for rank in results.cpu()])
     owner = min(wrong)
     named = sorted({rank for ranks in wrong.values() for rank in ranks})
     rows = (results[owner, 0] != results[(owner + 1) % len(hosts), 1]).any(-1).nonzero().flatten().tolist()
-    # Where loss and reports are the same, what the backward pass came to first
+    # If loss and reports agree, the first gradient of the backward pass that differs
     what = names[rows[0] if rows[0] < len(BESIDE) else rows[-1]] + (f" and {len(rows) - 1} more" if rows[1:] else "")
     if any(len(ranks) == min(3, len(hosts)) for ranks in wrong.values()):
         verdict = "got different bits, and no two agree on which are right"
@@ -189,7 +189,7 @@ def _error(step: int, results: Tensor, names: Sequence[str], hosts: Sequence[str
 
 
 def _random(device: torch.device) -> list[Tensor]:
-    """Return the states of the generators, on the device, which is what ranks can send."""
+    """Return the states of the random generators, on the device, so that ranks can send them."""
     states = [torch.get_rng_state()]
     if device.type == "cuda":
         states.append(torch.cuda.get_rng_state(device))

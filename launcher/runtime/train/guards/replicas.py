@@ -1,8 +1,8 @@
 """End a run whose ranks no longer keep the same weights, and name the ranks that differ from the others.
 
-In data-parallel training every rank computes with weights of its own, which each updates, or receives, by itself. A bit
-that one rank alone has wrong makes it train another model, whose gradients all the others take in; no number of the run
-shows it. So checksums of what all ranks keep whole are compared (`Engine.replicas`), by one small all-reduce.
+In data-parallel training every rank has its own copy of the weights, which it updates or receives by itself. With one
+wrong bit, a rank trains another model, whose gradients all others use; no metric of the run shows it. So checksums of
+what all ranks keep whole (`Engine.replicas`) are compared by one small all-reduce.
 """
 
 import hashlib
@@ -28,8 +28,8 @@ class Replicas(Guard):
     """Compare what all ranks keep whole, at an interval and before every checkpoint.
 
     Args:
-        engine: what trains.
-        interval: steps from one comparison to the next; None: only before checkpoints.
+        engine: the engine that trains.
+        interval: steps between comparisons; None compares only before checkpoints.
     """
 
     name = "replicas"
@@ -40,11 +40,11 @@ class Replicas(Guard):
         self._equal_at: int | None = None
 
     def before_step(self, step: int, _micro_batches: int) -> None:
-        """Remember which step comes; one that was compared may come again."""
+        """Remember the next step; after a rollback it may be one that was compared before."""
         self._step, self._equal_at = step, None
 
     def after_update(self) -> None:
-        """Compare at the interval; see `before_save`."""
+        """Compare if the interval is reached; see `before_save`."""
         if self._interval is not None and self._step % self._interval == 0:
             self._compare(self._step)
 
@@ -52,8 +52,8 @@ class Replicas(Guard):
         """Compare what is about to be saved.
 
         Raises:
-            WrongNodeError: on all ranks, some differ from a majority, in all that differs.
-            TrainingError: on all ranks, they differ, and no majority says which are right.
+            WrongNodeError: on all ranks, if a majority agrees on each value that differs.
+            TrainingError: on all ranks, if they differ and no majority shows which are right.
         """
         if self._equal_at != step:
             self._compare(step)
@@ -84,19 +84,19 @@ class Replicas(Guard):
 
 def all_equal(values: Tensor) -> bool:
     """Return whether a tensor of integers is the same on all ranks. Collective."""
-    bounds = torch.stack((values, ~values))  # ~ turns the order round, so that one maximum is the minimum of values
+    bounds = torch.stack((values, ~values))  # ~ reverses the order, so that its maximum is the minimum of values
     dist.all_reduce(bounds, op=dist.ReduceOp.MAX)
     return bool((bounds[0] == ~bounds[1]).all())
 
 
 def differing(names: Sequence[str], ranks: Sequence[Sequence[tuple[int, ...]]]) -> dict[str, list[int]]:
-    """Return name -> ranks that are to blame, of what is not the same on all ranks.
+    """Return name -> ranks with a wrong value, for each name whose value differs between ranks.
 
-    Those are the ranks outside of the majority; all of them where no value is that of more than half.
+    Those are the ranks outside the majority, or all ranks if no value is held by more than half.
 
     Args:
-        names: of what is compared.
-        ranks: what each rank has of it.
+        names: of the values that are compared.
+        ranks: each rank's values.
     """
     found = {}
     for name, *values in zip(names, *ranks, strict=True):
@@ -108,7 +108,7 @@ def differing(names: Sequence[str], ranks: Sequence[Sequence[tuple[int, ...]]]) 
 
 
 def describe(found: Mapping[str, Sequence[int]], hosts: Sequence[str]) -> str:
-    """Say which ranks differ in what: "rank 2 on n1 differs from the others in model.norm.weight"."""
+    """Return which ranks differ in what: "rank 2 on n1 differs from the others in model.norm.weight"."""
     blamed = sorted({rank for ranks in found.values() for rank in ranks})
     first, more = next(iter(found)), len(found) - 1
     what = first if not more else f"{first} and {more} more"
@@ -123,5 +123,5 @@ def name_ranks(ranks: Iterable[int], hosts: Sequence[str]) -> str:
 
 
 def _as_tensor(value: object) -> Tensor:
-    """Return a digest of what Python writes of a value."""
+    """Return a digest of a value's `repr`."""
     return torch.tensor(list(hashlib.sha256(repr(value).encode()).digest()), dtype=torch.uint8)

@@ -1,8 +1,7 @@
 """Warn of a loss or a gradient far above those of the steps before, or send the run back to before it.
 
-What is usual is the median of the last `window` applied updates, and how much it varies their median absolute
-deviation, which spikes among them do not move. A level that stays, as that of another mixture, is usual after half a
-window.
+The usual value is the median of the last `window` applied updates, and its spread their median absolute deviation,
+neither of which spikes affect much. A lasting new level, as after a change of mixture, is usual after half a window.
 """
 
 import math
@@ -22,26 +21,26 @@ class Spike(Guard, ABC):
     """Watch one number of every applied update.
 
     Args:
-        settings: what is a spike, and what is done about one.
-        least: how far above the median one is at least, in the unit of `value`.
-        quiet_steps: at the beginning, in which nothing is one: the warm-up.
+        settings: what counts as a spike, and what to do about one.
+        least: smallest height of a spike above the median, in the unit of `value`.
+        quiet_steps: steps at the beginning in which nothing counts as a spike: the warm-up.
     """
 
     def __init__(self, settings: SpikeConfig, least: float, quiet_steps: int) -> None:
         self.settings, self.least, self.quiet_steps = settings, least, quiet_steps
         self.window: deque[float] = deque(maxlen=settings.window)
-        self.inside = False  # a spike that lasts is one
+        self.inside = False  # a spike of several steps counts once
 
     @abstractmethod
     def value(self, result: StepResult) -> float:
-        """Return the number, in a unit in which its noise is alike above and below; not finite where there is none."""
+        """Return the number, on a scale on which its noise is symmetric; not finite if there is none."""
 
     @abstractmethod
     def describe(self, value: float, usual: float) -> str:
         """Say what was seen."""
 
     def after_step(self, step: int, result: StepResult) -> None:
-        """Compare the number with those of the updates before; what was skipped has none."""
+        """Compare the number with those of earlier updates; a skipped update has none."""
         value = self.value(result)
         if not (result.applied and math.isfinite(value)):
             return
@@ -63,7 +62,7 @@ class Spike(Guard, ABC):
         return {"window": list(self.window), "inside": self.inside}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on with the newest of the window."""
+        """Restore the newest values of the window."""
         self.window = deque(map(float, state.get("window", ())), maxlen=self.settings.window)
         self.inside = state.get("inside", False)
 
@@ -86,7 +85,7 @@ class LossSpike(Spike):
 
 
 class GradientSpike(Spike):
-    """Watch the gradient's norm before clipping, by its logarithm."""
+    """Watch the logarithm of the gradient's norm before clipping."""
 
     name = "gradient_spike"
 
