@@ -1,7 +1,7 @@
-"""Write checkpoints behind training, which waits only while its state is copied to host memory.
+"""Write checkpoints in the background of training, which waits only while its state is copied to host memory.
 
-At most one checkpoint is being written: a save waits for the one before, so that host memory holds one copy. Ranks
-agree on what was written in a thread of their own, over a process group that no other thread uses.
+At most one checkpoint is being written: a save waits for the previous one, so that host memory holds one copy. Ranks
+agree on what was written in a separate thread, over a process group that no other thread uses.
 """
 
 import time
@@ -23,29 +23,29 @@ from plumbline.launcher.runtime.system.process_group import gloo_group
 from plumbline.launcher.runtime.system.world import World
 
 LOOK = 1.0
-"""Seconds between looks at a save that training waits for."""
+"""Seconds between heartbeats while training waits for a save."""
 
 
 @dataclass(frozen=True)
 class Saved:
-    """Say how a checkpoint ended; what `CheckpointWriter.finish` returns is the same on all ranks."""
+    """Hold how the writing of a checkpoint ended; `CheckpointWriter.finish` returns the same on all ranks."""
 
     step: int
     error: CheckpointError | None
-    """Why it was not written; None: it was."""
+    """Why it was not written, or None if it was."""
     is_local: bool = False
-    """Whether it was one on the nodes, which nothing depends on."""
+    """Whether it was on the nodes, where a failure does no harm."""
 
 
 class CheckpointWriter:
     """Take snapshots and write them, one at a time. All ranks call each method together.
 
     Args:
-        config: of the run.
+        config: the run.
         root: the folder of its checkpoints.
         world: this process among all; the process group must be up.
-        local: those on the nodes, if there are any.
-        heartbeat: is told, in words, that a save goes on for which training waits.
+        local: checkpoints on the nodes, if enabled.
+        heartbeat: called with a description while training waits for a save.
     """
 
     def __init__(
@@ -61,20 +61,20 @@ class CheckpointWriter:
         self._minutes = config.deepspeed.timeout_minutes
         self._group = gloo_group(self._minutes)
         self._is_broken = False
-        """Whether the group has failed on this rank; it serves for nothing more then."""
+        """Whether the group has failed on this rank, and cannot be used again."""
         self._thread: Thread | None = None
         self._last: Saved | None = None
-        self._waited = 0.0  # seconds, for the checkpoint before
+        self._waited = 0.0  # seconds, for the previous checkpoint
         self.seconds: float | None = None
-        """How long the last checkpoint in the run folder was being written, known as soon as it is."""
+        """Seconds that writing the last checkpoint in the run folder took, set as soon as it is written."""
         self.written = 0
         """Step of that checkpoint; 0 before the first."""
 
     def finish(self) -> Saved | None:
-        """Wait for the checkpoint that is being written and return how it ended; None: there is none. Collective.
+        """Wait for the checkpoint being written and return how it ended, or None if there is none. Collective.
 
-        Ranks agree on that here: the group over which they wrote may have failed on some of them, and is then made
-        anew, or no checkpoint would ever be written again.
+        Ranks agree on the result here: their process group may have failed on some of them, and is then recreated, so
+        that later checkpoints can be written.
         """
         if self._thread is None:
             return None
@@ -95,26 +95,26 @@ class CheckpointWriter:
 
     @property
     def is_writing(self) -> bool:
-        """Return whether this rank is still writing: whoever calls `finish` now waits."""
+        """Return whether this rank is still writing, so that `finish` would wait."""
         return self._thread is not None and self._thread.is_alive()
 
     def save(self, take: Callable[[], Snapshot], wait: bool, locally: bool = False) -> Saved | None:
-        """Save what `take` returns, once `finish` was called. Collective.
+        """Save the snapshot that `take` returns; `finish` must have been called. Collective.
 
         Args:
             take: makes the snapshot.
             wait: return only when it is written.
-            locally: write to the nodes a snapshot of each rank by itself.
+            locally: write a snapshot of each rank by itself to the nodes.
 
         Returns:
-            How it ended; None while it is being written.
+            How it ended, or None while it is being written.
         """
         assert self._thread is None, "finish first"
         begun = time.monotonic() - self._waited
         snapshot = take()
         wait_here = wait or not self._settings.background
         waited = None if wait_here else time.monotonic() - begun
-        self._last = None  # a bug in the thread must not pass for the end of the checkpoint before
+        self._last = None  # so that after a bug in the thread it is not the previous result
         self._thread = Thread(target=self._write, args=(snapshot, waited, wait, locally), daemon=True)
         self._thread.start()
         ended = self.finish() if wait_here else None
@@ -122,18 +122,18 @@ class CheckpointWriter:
         return ended
 
     def close(self) -> None:
-        """Give the process group back. Collective; nothing is being written any more."""
+        """Destroy the process group. Collective; no checkpoint may be being written."""
         assert self._thread is None, "finish first"
         dist.destroy_process_group(self._group)
 
     def _write(self, snapshot: Snapshot, waited: float | None, must: bool, locally: bool) -> None:
-        """Write a snapshot, in the thread; say so at once, because training asks only at its next save.
+        """Write a snapshot in the thread, and log it at once, because training checks only at its next save.
 
         Args:
             snapshot: what to write.
-            waited: seconds that training waited for the copy; None: it waits for the writing as well.
-            must: whether whoever waits ends the run if this fails, and says why.
-            locally: to the nodes.
+            waited: seconds that training waited for the copy, or None if it waits for the writing as well.
+            must: whether the caller ends the run with the reason if this fails.
+            locally: whether to write to the nodes.
         """
         begun, step = time.monotonic(), snapshot.facts["step"]
         try:
@@ -145,7 +145,7 @@ class CheckpointWriter:
         except CheckpointError as error:
             self._fail(step, error, must, locally)
             return
-        except RuntimeError as error:  # of the group: a rank is late, or has died, and then training ends by that
+        except RuntimeError as error:  # the group's: a rank is late or dead, and training ends by that
             self._is_broken = True
             cause = str(error).partition("\n")[0]
             why = (
@@ -162,7 +162,7 @@ class CheckpointWriter:
         TRAINING.info(f"saved {folder}: {snapshot.bytes / 2**20:.1f} MiB a rank in {seconds:.2f} s{behind}")
 
     def _fail(self, step: int, error: CheckpointError, must: bool, locally: bool) -> None:
-        """Note that a checkpoint was not written, in the thread; whoever `must` have it says so otherwise."""
+        """Record in the thread that a checkpoint was not written; warn unless `must`: then the caller reports it."""
         self._last = Saved(step, error, locally)
         if not must:
             LOG.warning(f"step {step}: {error}. Training goes on, the next save tries again")

@@ -1,8 +1,8 @@
-"""Branch off a run: cool down from a checkpoint of it, the parent, in a run folder of the branch's own.
+"""Branch off a run: cool down from a checkpoint of the parent run in a separate run folder.
 
-The branch takes over weights, optimizer states and the position in the data, goes on at the rate that the parent had
-there and cools down, in another precision if it is given one. The parent is only read. Where a branch starts is found
-out once and kept in its config.yaml, so the same command resumes it whatever the parent has saved or deleted since.
+The branch takes weights, optimizer states and the position in the data from the checkpoint, and cools down from the
+parent's learning rate there, perhaps in another precision. The parent is only read. The starting point is determined
+once and kept in the branch's config.yaml, so the same command resumes it whatever the parent saves or deletes later.
 """
 
 from collections.abc import Callable
@@ -27,9 +27,9 @@ from plumbline.launcher.runtime.system.world import World
 
 
 def resolve(config: Config) -> Config:
-    """Return the configuration with schedule.branch naming one checkpoint and its step; others as they are.
+    """Return the configuration with one checkpoint and its step in schedule.branch, or unchanged without a branch.
 
-    Logs a warning for each damaged checkpoint that is passed over.
+    Logs a warning for each damaged checkpoint that is skipped.
 
     Raises:
         ConfigError: the run folder belongs to another run.
@@ -48,14 +48,14 @@ def resolve(config: Config) -> Config:
 
 
 def check(config: Config, corpora: dict[str, str]) -> None:
-    """Refuse a branch that would not continue its parent; sizes of files are checked here, their bytes by `start`.
+    """Refuse a branch that would not continue its parent; file sizes are checked here, contents by `start`.
 
     Args:
         config: as `resolve` returned it.
         corpora: name -> fingerprint of the training corpora.
 
     Raises:
-        CheckpointError: the parent's checkpoint is missing or damaged, lies in its warm-up or decay, or is of another
+        CheckpointError: the parent's checkpoint is missing or damaged, lies in its warm-up or decay, or has another
             model, parameterization, data order, seed, learning rate or precision of training.
     """
     branch = config.schedule.branch
@@ -64,7 +64,7 @@ def check(config: Config, corpora: dict[str, str]) -> None:
     folder, step = Path(branch.checkpoint), branch.first_step
     _refuse(folder, problems(folder))
     parent = load_config(folder / "config.yaml", [])
-    # A branch differs from its parent in being a branch, and may in precision; `check_resume` compares the rest
+    # A branch differs from its parent in schedule.branch, and perhaps in precision; `check_resume` compares the rest
     like = _with_branch(parent, branch).model_copy(update={"precision": config.precision})
     check_resume(like, config, corpora, folder, remedy="a branch continues its parent, so undo")
     _check_length(config, parent, folder)
@@ -87,17 +87,17 @@ def check(config: Config, corpora: dict[str, str]) -> None:
 
 
 def start(config: Config, world: World, heartbeat: Callable[[], object] = lambda: None) -> Path | None:
-    """Return the checkpoint that a run begins with, a branch with its parent's, verified to the last byte. Collective.
+    """Return the parent's checkpoint, fully verified, from which a branch begins. Collective.
 
-    None: a run that is no branch begins with new weights.
+    Returns None for a run that is not a branch and begins with new weights.
 
     Args:
-        config: of a run that has no checkpoints.
+        config: a run without checkpoints.
         world: this process among all.
-        heartbeat: is told of each part of a file that was read.
+        heartbeat: called for each part of a file that was read.
 
     Raises:
-        CheckpointError: it is damaged.
+        CheckpointError: the checkpoint is damaged.
     """
     branch = config.schedule.branch
     if branch is None:
@@ -109,7 +109,7 @@ def start(config: Config, world: World, heartbeat: Callable[[], object] = lambda
 
 
 def _started(config: Config, asked: BranchConfig) -> BranchConfig:
-    """Return the branch that the run folder belongs to, if it is the one that is asked for."""
+    """Return the branch in the run folder, if it is the requested one."""
     folder = config.run.folder
     found = load_config(folder / "config.yaml", []).schedule.branch
     if found is None:
@@ -130,7 +130,7 @@ def _with_branch(config: Config, branch: BranchConfig) -> Config:
 
 
 def _parent_of(path: Path) -> Path:
-    """Return the checkpoint itself, or the newest one of a run folder whose files are all there."""
+    """Return the checkpoint itself, or the newest complete one of a run folder."""
     if not (path / "checkpoints").is_dir():
         _refuse(path, problems(path))
         return path
@@ -148,8 +148,8 @@ def _refuse(folder: Path, found: list[str]) -> None:
 
 
 def _check_length(config: Config, parent: Config, folder: Path) -> None:
-    """Refuse a train.steps or train.tokens that is not the parent's: it would not do what it seems to say."""
-    run = folder.parent.parent / "config.yaml"  # a run that was made longer since: newer than the checkpoint's
+    """Refuse a train.steps or train.tokens other than the parent's: it would not have the effect it suggests."""
+    run = folder.parent.parent / "config.yaml"  # newer than the checkpoint's if the run was extended since
     known = [parent.train, *([load_config(run, []).train] if run.exists() else [])]
     if (config.train.steps, config.train.tokens) not in [(train.steps, train.tokens) for train in known]:
         raise CheckpointError(

@@ -1,4 +1,4 @@
-"""Say which checkpoint of a run is the newest, and how old it is, for whoever only looks."""
+"""Find the newest checkpoint of a run and when it was written, without verifying it."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ from plumbline.launcher.runtime.run.status_file import Saved
 
 
 def newest_checkpoint(run: Path) -> Saved | None:
-    """Return the newest checkpoint in a run folder, whose contents nobody verifies here; None without one."""
+    """Return the newest checkpoint in a run folder, unverified, or None if there is none."""
     for folder in checkpoints(run / "checkpoints"):
         try:
             return Saved(step_of(folder), (folder / MANIFEST).stat().st_mtime)

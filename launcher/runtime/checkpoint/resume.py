@@ -34,10 +34,10 @@ from plumbline.launcher.runtime.system.log import LOG, TRAINING
 from plumbline.launcher.runtime.system.world import World
 
 WEIGHTS = "; to change it from here on, give the source weight_changes"
-"""What is said of another weight of a source."""
+"""Advice in an error about a changed weight of a source."""
 
 RAISED = 1.5
-"""Times the learning rate before, above which a resume warns."""
+"""Increase of the learning rate above which a resume warns."""
 
 
 def find(
@@ -47,23 +47,23 @@ def find(
     before: int | None = None,
     heartbeat: Callable[[], object] = lambda: None,
 ) -> Path | None:
-    """Return the newest whole checkpoint; None when there are none at all. Collective.
+    """Return the newest whole checkpoint, or None if there are no checkpoints. Collective.
 
-    Logs a warning for each that is passed over.
+    Logs a warning for each damaged checkpoint that is skipped.
 
     Args:
-        root: the folder of the run's checkpoints; what is in it is said by rank 0.
+        root: the folder of the run's checkpoints, which rank 0 lists.
         world: this process among all.
         local: checkpoints on the nodes.
-        before: a step that it must be of an earlier one than; None: any.
-        heartbeat: is told of each part of a file that was read: all parts may take longer than a watchdog bears.
+        before: only consider checkpoints before this step, if given.
+        heartbeat: called for each part of a file that was read: all of them may take longer than the watchdog's limit.
 
     Returns:
-        A folder in `root`, the same on all ranks, or each rank's own in `local`, of the same step.
+        A folder in `root`, the same on all ranks, or each rank's own folder in `local`, of the same step.
 
     Raises:
-        CheckpointError: there are checkpoints in `root` and none is whole (starting from scratch would hide that), or
-            the newest is of another format; or one could not be read (UnreadError).
+        CheckpointError: there are checkpoints in `root`, but none is whole (starting from scratch would hide that), or
+            the newest has another format; or one could not be read (UnreadError).
     """
     with ending_if_unreadable(root):
         shared = from_main(lambda: checkpoints(root), world)
@@ -83,23 +83,23 @@ def find(
 
 
 def check_any(root: Path, damaged: Sequence[Path]) -> None:
-    """Refuse to begin a run anew where there are checkpoints, none of them whole.
+    """Refuse to start a run from scratch if all its checkpoints are damaged.
 
     Raises:
-        CheckpointError: there are some.
+        CheckpointError: there are damaged checkpoints.
     """
     if damaged:
         raise CheckpointError(f"{root}: no whole checkpoint among {len(damaged)}; {_anew(root.parent)}")
 
 
 def check_not_lost(run: Path) -> None:
-    """Refuse to begin a run anew, over its records, that tells of a checkpoint and has none: it may be found again.
+    """Refuse to restart a run whose records mention a checkpoint that is missing, since it may be found again.
 
     Args:
-        run: its folder. It is no branch: that begins at its parent's checkpoint, and goes back to there.
+        run: its folder. It must not be a branch, which begins at its parent's checkpoint and can go back there.
 
     Raises:
-        CheckpointError: it tells of one.
+        CheckpointError: the records mention a checkpoint.
     """
     noted = noted_checkpoint(run)
     if noted is not None:
@@ -113,12 +113,12 @@ def _anew(run: Path) -> str:
 
 
 def damage(folder: Path, world: World, heartbeat: Callable[[], object] = lambda: None) -> list[str]:
-    """Return what is wrong with a checkpoint, to the last byte; each rank reads a share of the files. Collective.
+    """Return the problems of a checkpoint after full verification; each rank reads a share of the files. Collective.
 
     Raises:
-        UnreadError: on all ranks, one could not read its share. That is no damage: to pass the checkpoint over would
-            throw away what was trained since the one before.
-        FormatError: on all ranks, it is whole, and of another version.
+        UnreadError: on all ranks, if one could not read its share. That is not damage: to skip the checkpoint would
+            discard the training since the previous one.
+        FormatError: on all ranks, if the checkpoint is whole but has another format version.
     """
 
     def read() -> list[str]:
@@ -130,15 +130,15 @@ def damage(folder: Path, world: World, heartbeat: Callable[[], object] = lambda:
 
 
 def load(engine: Engine, folder: Path, heartbeat: Callable[[], object] = lambda: None) -> TrainState:
-    """Read the engine's state from a checkpoint that `find` returned, and return where training stands. Collective.
+    """Load the engine's state from a checkpoint that `find` returned, and return the training state. Collective.
 
     Args:
-        engine: what trains.
+        engine: the engine to load into.
         folder: the checkpoint.
-        heartbeat: is told of each tensor that was read.
+        heartbeat: called for each tensor that was read.
 
     Raises:
-        UnreadError: on all ranks, a file could not be read.
+        UnreadError: on all ranks, if a file could not be read.
     """
     with ending_if_unreadable(folder):
         state = on_every_rank(lambda: read_state(folder), engine.world)
@@ -147,10 +147,10 @@ def load(engine: Engine, folder: Path, heartbeat: Callable[[], object] = lambda:
 
 
 def read_state(folder: Path) -> TrainState:
-    """Return where training stands in a checkpoint.
+    """Return the training state in a checkpoint.
 
     Raises:
-        CheckpointError: its state is none, or contradicts its manifest.
+        CheckpointError: the state is invalid or contradicts the manifest.
     """
     with reading(folder / STATE):
         state = TrainState.from_json(read_object(folder / STATE))
@@ -162,18 +162,18 @@ def read_state(folder: Path) -> TrainState:
 
 
 def skipped_data(run: Path, found: Path | None) -> SkippedData:
-    """Return the data that a run leaves out from a checkpoint on: by the checkpoint, and by the run's own record.
+    """Return the data that a run skips from a checkpoint on, by the checkpoint and by the run's own record.
 
     Args:
         run: its folder.
-        found: the checkpoint, which may be another run's; None: there is none.
+        found: the checkpoint, which may be another run's, or None.
     """
     saved = NOTHING if found is None else read_state(found).skipped
     return saved | skipped_in(read_interventions(run))
 
 
 def tell(engine: Engine, folder: Path, state: TrainState) -> None:
-    """Log from where an engine goes on, and what is otherwise than when the checkpoint was written."""
+    """Log where an engine resumes, and what differs from when the checkpoint was written."""
     TRAINING.info(f"resuming after step {state.step} from {folder}")
     tell_changes(folder, engine.config)
     if layout := other_layout(folder, engine.config, engine.world):
@@ -183,10 +183,10 @@ def tell(engine: Engine, folder: Path, state: TrainState) -> None:
 
 
 def other_layout(folder: Path, config: Config, world: World) -> str | None:
-    """Say how the ranks that wrote a checkpoint differ from these in number or ZeRO stage; None: they do not.
+    """Return how the ranks that wrote a checkpoint differ from these in number or ZeRO stage, or None if they do not.
 
-    On the same number at the same stage, training goes on to the same bits; on others sums are taken in another order,
-    unless both write the bits of any number of ranks. Stage 0 computes in bf16 by autocast, which is another sum.
+    With the same number of ranks and stage, training continues bit for bit; otherwise sums are taken in another order,
+    unless both runs are reproducible on any number of ranks. Stage 0 computes bf16 by autocast, which sums differently.
     """
     manifest = read_manifest(folder)
     before = f"{manifest['world_size']} rank(s) at ZeRO stage {manifest['zero_stage']}"
@@ -204,7 +204,7 @@ def other_layout(folder: Path, config: Config, world: World) -> str | None:
 
 
 def tell_changes(folder: Path, config: Config) -> None:
-    """Log each key that has another value than when the checkpoint was written, and from here on."""
+    """Log each key whose value changes from this checkpoint on, and warn of surprising effects."""
     old = load_config(folder / "config.yaml", [])
     for line in differences(old, config):
         TRAINING.info(f"changed  {line}")
@@ -218,9 +218,9 @@ def tell_changes(folder: Path, config: Config) -> None:
 
 
 def _raised_rate(old: Config, new: Config, step: int) -> str | None:
-    """Say that the learning rate goes up after a step by what was configured anew; None: it does not, or hardly.
+    """Return a warning that the new configuration raises the learning rate after a step, or None if it hardly does.
 
-    Both rates are compared for the same step, the last one that was made: a warm-up raises it without a change.
+    Both rates are compared at the same step, the last one taken, because a warm-up raises the rate anyway.
     """
     before, after = plan_run(old), plan_run(new)
     last = before.batch_plan.tokens_before(step - 1)
@@ -236,7 +236,7 @@ def _raised_rate(old: Config, new: Config, step: int) -> str | None:
 
 
 def check_saved(folder: Path, config: Config, corpora: dict[str, str]) -> None:
-    """Refuse to go on from a checkpoint with another configuration or text than it allows; see `check_resume`."""
+    """Refuse to resume a checkpoint with a configuration or text that it does not allow; see `check_resume`."""
     check_resume(load_config(folder / "config.yaml", []), config, corpora, folder)
 
 
@@ -247,19 +247,19 @@ def check_resume(
     folder: Path,
     remedy: str = "give this one another run.name, or undo",
 ) -> None:
-    """Refuse a resume that contradicts what a run keeps until it ends: keys (config/identity.py) and text.
+    """Refuse a resume that changes what a run must keep until it ends: keys (config/identity.py) and text.
 
     The mixture of the data may change from the checkpoint on; what was drawn before it may not.
 
     Args:
         old: the configuration in the checkpoint.
         new: the configuration that wants to resume.
-        corpora: name -> fingerprint of the training corpora as they are now.
+        corpora: name -> fingerprint of the current training corpora.
         folder: the checkpoint.
-        remedy: what the error says to do.
+        remedy: advice in the error.
 
     Raises:
-        CheckpointError: names each difference; or the source that is gone, so that they cannot be told.
+        CheckpointError: names each difference, or a missing source without which they cannot be determined.
     """
     manifest = read_manifest(folder)
     if old.data.train != new.data.train and _same_past(old, new, corpora, folder):
@@ -272,14 +272,14 @@ def check_resume(
             "asks for: raise it, or give this run another run.name"
         )
     known = {name: corpora.get(name) for name in manifest["corpora"]}
-    if manifest["corpora"] != known:  # the same path may hold another text by now
+    if manifest["corpora"] != known:  # the text at the same path may have changed
         lines.append(f"  corpora: {manifest['corpora']!r} -> {known!r}{renamed(manifest['corpora'], corpora)}")
     if lines:
         raise CheckpointError(f"{folder} was written by a run of other values; {remedy}:\n" + "\n".join(lines))
 
 
 def _way_out(difference: str) -> str:
-    """Return how a run that goes on may have another value after all, behind a semicolon, where there is a way."""
+    """Return how a resumed run can change a value after all, beginning with a semicolon, or "" if it cannot."""
     return WEIGHTS if re.match(r"data\.train\.\d+\.weight:", difference) else ""
 
 
@@ -291,6 +291,6 @@ def _same_past(old: Config, new: Config, corpora: dict[str, str], folder: Path) 
 
 
 def _data_steps_drawn(folder: Path) -> int:
-    """Return how far in the order of data a checkpoint's run has come: its steps, and what was left out among them."""
+    """Return the number of data steps that a checkpoint's run has used up: its steps, and those skipped among them."""
     state = read_state(folder)
     return state.skipped.data_step(state.step - 1) + 1 if state.step else 0

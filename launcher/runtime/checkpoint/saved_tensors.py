@@ -1,4 +1,4 @@
-"""Read tensors of a checkpoint by name and range, from whichever files hold them; tensors.py says how they are kept."""
+"""Read tensors of a checkpoint by name and range from its files; tensors.py describes the format."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -18,26 +18,26 @@ from plumbline.launcher.runtime.system.collectives import gather_objects, on_eve
 from plumbline.launcher.runtime.system.world import World
 
 FOLDER = "state"
-"""Of a checkpoint: where its files of tensors are."""
+"""Folder of the tensor files in a checkpoint."""
 
 
 @dataclass(frozen=True)
 class Header:
-    """Hold what a file says of its tensors, without them."""
+    """Hold a file's description of its tensors, without their values."""
 
     index: dict[str, Any]
-    """Name -> shape, where the file's range starts, what is whole, and plain numbers."""
+    """Name -> shape, start of the file's range, tensors kept whole, and plain numbers."""
     lengths: dict[str, int]
-    """Key -> elements of a range that the file holds."""
+    """Key -> number of elements of the file's range."""
     average: dict[str, int] | None
-    """Half-life and tokens of the moving average; None where there is none."""
+    """Half-life and tokens of the moving average, or None if there is none."""
 
 
 def _read_header(path: Path) -> Header:
     """Return the header of a file.
 
     Raises:
-        DamagedFileError: it holds something else than its rank wrote, whatever the checksums say.
+        DamagedFileError: it does not hold what its rank wrote, whatever the checksums say.
     """
     with reading(path), safe_open(path, framework="pt") as file:
         metadata, lengths = file.metadata(), {}
@@ -53,18 +53,18 @@ def _read_header(path: Path) -> Header:
 
 
 def _names(folder: Path) -> list[str]:
-    """Return the names of a checkpoint's files of tensors."""
+    """Return the names of a checkpoint's tensor files."""
     return sorted(name for name in read_manifest(folder)["files"] if name.startswith(f"{FOLDER}/"))
 
 
 def read_headers_together(folder: Path, world: World) -> dict[str, Header]:
-    """Return the header of each file, of which each rank has read some: many ranks do not open every file each.
+    """Return the header of each file; each rank reads only some, so that not every rank opens every file. Collective.
 
-    Collective. Of a checkpoint on the nodes, where no two ranks have the same file, each reads its own.
+    For a checkpoint on the nodes, where no two ranks have the same file, each reads its own.
 
     Raises:
-        DamagedFileError: on all ranks, a file is not what its rank wrote.
-        OSError: on all ranks, one could not be read.
+        DamagedFileError: on all ranks, if a file does not hold what its rank wrote.
+        OSError: on all ranks, if a file could not be read.
     """
     names = on_every_rank(lambda: _names(folder), world)
 
@@ -80,7 +80,7 @@ def read_headers_together(folder: Path, world: World) -> dict[str, Header]:
 
 @dataclass(frozen=True)
 class _Part:
-    """Say which range of a tensor a file holds."""
+    """Describe the range of a tensor that a file holds."""
 
     file: str
     start: int
@@ -92,10 +92,10 @@ class SavedTensors:
 
     Args:
         folder: the checkpoint, whose files have been verified.
-        headers: of its files by name, if they were read; files are then opened for what is read from them alone.
+        headers: headers of its files by name, if already read; then only files whose tensors are read are opened.
 
     Raises:
-        DamagedFileError: a file holds something else than its rank wrote, whatever the checksums say.
+        DamagedFileError: a file does not hold what its rank wrote, whatever the checksums say.
     """
 
     def __init__(self, folder: Path, headers: Mapping[str, Header] | None = None) -> None:
@@ -104,9 +104,9 @@ class SavedTensors:
         self.shapes: dict[str, tuple[int, ...]] = {}
         """Name -> shape, of every tensor of the model."""
         self.kinds: dict[str, set[str]] = {}
-        """Name -> what is kept for each element: weight, ema, and names of the optimizer's states."""
+        """Name -> what is stored elementwise: weight, ema, and names of the optimizer's states."""
         self.average: dict[str, int] | None = None
-        """Half-life and tokens of the moving average; None where there is none."""
+        """Half-life and tokens of the moving average, or None if there is none."""
         self._whole: dict[str, dict[str, str]] = {}
         self._numbers: dict[str, dict[str, float]] = {}
         self._parts: dict[str, list[_Part]] = {}
@@ -116,7 +116,7 @@ class SavedTensors:
             self._note(name, header)
 
     def __enter__(self) -> "SavedTensors":
-        """Return this, which opens files as they are needed."""
+        """Return the reader, which opens files as they are needed."""
         return self
 
     def __exit__(
@@ -126,7 +126,7 @@ class SavedTensors:
         self._stack.close()
 
     def _note(self, file: str, header: Header) -> None:
-        """Note what a file holds."""
+        """Add the contents of a file."""
         self.average = header.average or self.average
         for name, entry in header.index.items():
             self.shapes[name] = tuple(entry["shape"])
@@ -145,7 +145,7 @@ class SavedTensors:
         return self._files[file]
 
     def whole(self, name: str) -> dict[str, Any]:
-        """Return what the optimizer keeps for a tensor as a whole: kind -> a tensor or a number."""
+        """Return the optimizer's states of a tensor that are not elementwise: kind -> a tensor or a number."""
         kept = {kind: self._open(file).get_tensor(f"{kind}/{name}") for kind, file in self._whole[name].items()}
         return {**kept, **self._numbers[name]}
 
@@ -168,7 +168,7 @@ class SavedTensors:
         return found
 
     def tensor(self, kind: str, name: str) -> Tensor:
-        """Return a tensor of the model, or its average, in its shape.
+        """Return a tensor of the model, or its average, with its shape.
 
         Raises:
             CheckpointError: the files do not hold all of it.

@@ -1,4 +1,4 @@
-"""Take a snapshot of training: the first half of a save, in which all ranks exchange what they need."""
+"""Take a snapshot of training: the first half of a save, and the only one in which ranks communicate."""
 
 import json
 from dataclasses import dataclass
@@ -16,12 +16,12 @@ from plumbline.launcher.runtime.system.world import World
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Hold what one rank writes of a checkpoint, copied to host memory: training may go on while it is written."""
+    """Hold what one rank writes to a checkpoint, copied to host memory, so that training can go on meanwhile."""
 
     files: dict[str, TensorFile | str]
-    """Name within the checkpoint -> tensors, or a text: its part of a checkpoint, or all that it needs to go on."""
+    """Name within the checkpoint -> tensors or text: the rank's part of a checkpoint, or all it needs to resume."""
     facts: dict[str, Any]
-    """What the manifest says of the checkpoint as a whole; the same on all ranks."""
+    """Facts about the whole checkpoint for the manifest; the same on all ranks."""
 
     @property
     def bytes(self) -> int:
@@ -31,14 +31,14 @@ class Snapshot:
 
 
 def take_snapshot(engine: Engine, config: Config, state: TrainState, world: World, by_itself: bool = False) -> Snapshot:
-    """Copy what a checkpoint of `state` consists of to host memory. Collective.
+    """Copy the contents of a checkpoint of `state` to host memory. Collective.
 
     Args:
-        engine: what is saved.
-        config: of the run.
-        state: where training stands.
+        engine: the engine to save.
+        config: the run.
+        state: the training state.
         world: this process among all.
-        by_itself: hold all that this rank keeps, so that it can go on from its own files alone; else the ranks divide
+        by_itself: hold all that this rank keeps, so that it can resume from its own files alone; else the ranks divide
             what several of them keep, and together hold the checkpoint once.
 
     Raises:

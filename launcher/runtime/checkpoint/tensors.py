@@ -1,16 +1,16 @@
-"""Keep weights and optimizer states by name and range: any number of ranks at any ZeRO stage can go on from them.
+"""Store weights and optimizer states by name and range, so that any number of ranks at any ZeRO stage can resume.
 
 Every rank writes one safetensors file with its part of every tensor, in fp32:
 
     state/rank_00003.safetensors
         weight/NAME        its range of the flattened master weight
-        exp_avg/NAME, ...  the same range of what the optimizer keeps for each element
-        ema/NAME           and of the moving average
-        step/NAME, ...     what it keeps for the tensor as a whole; on one rank
-        __metadata__       index: for each NAME its shape, where the range starts, what is whole, and plain numbers
+        exp_avg/NAME, ...  the same range of the optimizer's elementwise states
+        ema/NAME           the same range of the moving average
+        step/NAME, ...     the optimizer's other states of the tensor; on one rank
+        __metadata__       index: for each NAME its shape, start of the range, states kept whole, and plain numbers
 
-Whoever reads takes the ranges that it needs from whichever files hold them. Nothing is pickled, and nothing of
-DeepSpeed is needed to read a checkpoint.
+A reader takes the ranges that it needs from the files that hold them. Nothing is pickled, and DeepSpeed is not needed
+to read a checkpoint.
 """
 
 import json
@@ -34,7 +34,7 @@ WEIGHT, AVERAGE = "weight", "ema"
 
 
 def shard_name(rank: int) -> str:
-    """Return the name, within a checkpoint, of the file that a rank writes."""
+    """Return the name of a rank's file within a checkpoint."""
     return f"{FOLDER}/rank_{rank:05d}.safetensors"
 
 
@@ -45,8 +45,8 @@ def collect(engine: Engine, by_itself: bool = False) -> tuple[TensorFile, list[s
     """Return this rank's file, copied to host memory, and the tensors whose weights or averages in it are not finite.
 
     Args:
-        engine: what is saved.
-        by_itself: all that this rank keeps, which it can be restored from without the files of others; else the ranks
+        engine: the engine to save.
+        by_itself: hold all that this rank keeps, so that it can be restored without the files of others; else the ranks
             divide what several of them keep.
     """
     tensors: dict[str, Tensor] = {}
@@ -54,7 +54,7 @@ def collect(engine: Engine, by_itself: bool = False) -> tuple[TensorFile, list[s
     index: dict[str, Any] = {}
     for number, piece in enumerate(engine.pieces()):
         mine = piece if by_itself else piece.share(engine.world)
-        # Of what all ranks keep whole, such as SOAP's bases, each writes some; else the rank with the first element
+        # Ranks divide the states that all keep whole, such as SOAP's bases; others are written with the first element
         writes_whole = number % engine.world.size == engine.world.rank if piece.is_replicated else mine.start == 0
         whole: list[str] = []
         numbers: dict[str, float] = {}
@@ -76,14 +76,14 @@ def collect(engine: Engine, by_itself: bool = False) -> tuple[TensorFile, list[s
     if engine.ema is not None:
         metadata["average"] = json.dumps({"half_life": engine.ema.half_life, "tokens": engine.ema.tokens})
     if engine.world.device.type == "cuda":
-        torch.cuda.synchronize()  # the copies are there
+        torch.cuda.synchronize()  # wait for the copies
     flags = torch.stack(list(finite.values())).tolist() if finite else []
     broken = [key.partition("/")[2] for key, flag in zip(finite, flags, strict=True) if not flag]
     return TensorFile(tensors, metadata), broken
 
 
 def _values(engine: Engine, piece: Piece) -> Iterator[tuple[str, Any]]:
-    """Yield what is kept of a tensor: its weight, its average, and the optimizer's state of its shard."""
+    """Yield what is saved of a tensor: its weight, its average, and the optimizer's state of its shard."""
     yield WEIGHT, piece.shard
     if not piece.trained or not piece.length:
         return
@@ -93,33 +93,33 @@ def _values(engine: Engine, piece: Piece) -> Iterator[tuple[str, Any]]:
 
 
 def _is_finite(values: Tensor) -> Tensor:
-    """Return whether all values are finite, as a flag on their device; of their copy the host would take its time."""
+    """Return whether all values are finite, as a flag on their device, since checking the copy on the host is slow."""
     return torch.stack(values.detach().aminmax()).isfinite().all()
 
 
 def _to_host(tensor: Tensor) -> Tensor:
-    """Begin to copy a tensor to host memory, pinned for a GPU, which torch keeps for the next save."""
+    """Start copying a tensor to host memory, which is pinned for a GPU, and which torch reuses for the next save."""
     host = torch.empty(tensor.shape, dtype=torch.float32, pin_memory=tensor.is_cuda)
     return host.copy_(tensor.detach(), non_blocking=True)
 
 
-# -- going on from it --------------------------------------------------------------------------------------------------
+# -- resuming ----------------------------------------------------------------------------------------------------------
 
 
 def restore(engine: Engine, folder: Path, heartbeat: Callable[[], object] = lambda: None) -> None:
-    """Take over weights, optimizer state and moving average of a checkpoint, whichever ranks wrote it. Collective.
+    """Load weights, optimizer state and moving average from a checkpoint, whichever ranks wrote it. Collective.
 
-    Each rank reads its own ranges. The configuration's hyperparameters stay as they are.
+    Each rank reads its own ranges. The hyperparameters are those of the configuration.
 
     Args:
-        engine: what takes it over.
+        engine: the engine to load into.
         folder: the checkpoint.
-        heartbeat: is told of each tensor that was read.
+        heartbeat: called for each tensor that was read.
 
     Raises:
-        CheckpointError: on all ranks, the tensors are not those of the model, or not all of them were updated equally
-            often.
-        OSError: on all ranks, a file could not be read.
+        CheckpointError: on all ranks, if the tensors are not those of the model, or not all of them were updated
+            equally often.
+        OSError: on all ranks, if a file could not be read.
     """
 
     def read() -> None:
@@ -149,9 +149,9 @@ def _check_shapes(pieces: Sequence[Piece], saved: SavedTensors, folder: Path) ->
 
 
 def _read_state(piece: Piece, saved: SavedTensors, state: dict[str, Any], folder: Path) -> None:
-    """Fill this rank's part of what the optimizer keeps for a tensor into the state of its shard."""
+    """Copy this rank's part of a tensor's optimizer state into the state of its shard."""
     for kind in sorted(saved.kinds[piece.name] - {WEIGHT, AVERAGE}):
-        if kind not in state:  # the first tensor of a shard makes room for all of them
+        if kind not in state:  # allocated by the first tensor of a shard for all
             state[kind] = torch.zeros_like(piece.shard, requires_grad=False)
         piece.of(state[kind]).copy_(saved.read(kind, piece.name, piece.start, piece.length))
     for kind, value in saved.whole(piece.name).items():
@@ -162,7 +162,7 @@ def _read_state(piece: Piece, saved: SavedTensors, state: dict[str, Any], folder
 
 
 def _restore_average(engine: Engine, saved: SavedTensors) -> None:
-    """Go on with the saved average; where there is none of this half-life, begin anew from the weights."""
+    """Restore the saved average; without one of this half-life, restart it from the weights."""
     average = engine.ema
     if average is None:
         return
@@ -191,10 +191,10 @@ def read_model(folder: Path, kind: str = WEIGHT) -> dict[str, Tensor]:
 def mean_model(folders: Sequence[Path], kind: str = WEIGHT) -> dict[str, Tensor]:
     """Return the uniform mean of the weights of several checkpoints with the same tensors.
 
-    Summed in fp64, divided, and rounded once to fp32. Beside the result, one tensor at a time is in memory.
+    They are summed in fp64, divided, and rounded once to fp32. Beside the result, one tensor at a time is in memory.
 
     Raises:
-        CheckpointError: the files of one do not hold all of them.
+        CheckpointError: the files of a checkpoint do not hold all of its weights.
     """
     with ExitStack() as stack:
         models = [stack.enter_context(SavedTensors(folder)) for folder in folders]
@@ -208,5 +208,5 @@ def mean_model(folders: Sequence[Path], kind: str = WEIGHT) -> dict[str, Tensor]
 
 
 def _of_model(saved: SavedTensors, kind: str, name: str) -> Tensor:
-    """Return a weight or its average, which for one that is not trained is the weight."""
+    """Return a weight or its average; the average of an untrained tensor is the weight itself."""
     return saved.tensor(kind if kind in saved.kinds[name] else WEIGHT, name)

@@ -13,15 +13,15 @@ from torch import Tensor
 
 
 class Sink(Protocol):
-    """Take bytes, one part after the other."""
+    """Accept bytes, one part after the other."""
 
     def write(self, data: Any, /) -> int:
-        """Take the bytes of an object that has a buffer; return how many."""
+        """Accept the bytes of an object with a buffer, and return their number."""
 
 
 @dataclass(frozen=True)
 class TensorFile:
-    """Hold what a safetensors file is to hold."""
+    """Hold the contents of a safetensors file to be written."""
 
     tensors: dict[str, Tensor]
     """fp32, on the CPU."""

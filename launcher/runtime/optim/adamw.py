@@ -1,4 +1,4 @@
-"""Choose AdamW, torch's fused one, for every tensor that no other optimizer takes over."""
+"""Use torch's fused AdamW for every tensor that no other optimizer updates."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,7 +14,7 @@ def _make(groups: Groups, _sharded: bool) -> torch.optim.Optimizer:
 
 
 def _unit_update(state: Mapping[str, Tensor], group: Mapping[str, Any], updates: int) -> Tensor:
-    """Return m / sqrt(v), each with its bias correction; 0 where no gradient came yet."""
+    """Return m / sqrt(v), each with its bias correction; 0 where there was no gradient yet."""
     beta1, beta2 = group["betas"]
     mean = state["exp_avg"] / (1 - beta1**updates)
     root = (state["exp_avg_sq"] / (1 - beta2**updates)).sqrt()

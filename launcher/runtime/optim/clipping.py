@@ -1,9 +1,9 @@
 """Limit the gradient by its plain norm, or by the norm that it would have at the base size.
 
-Under muP and CompleteP the gradients of hidden matrices keep their norm as a model grows, those of the embedding, the
-unembedding and the norms shrink as m_N^-1/2 (`gradient_growth` of the parameterization's table). A limit on the plain
-norm that was tuned at the base therefore binds elsewhere at scale. The base-equivalent norm divides each group's norm
-by its growth first. Either way the whole gradient is multiplied by one factor, so its direction stays.
+Under muP and CompleteP the gradients of hidden matrices keep their norm as a model grows, while those of the embedding,
+the unembedding and the norms shrink as m_N^-1/2 (`gradient_growth` of the parameterization's table). So a limit on the
+plain norm that was tuned at the base clips differently at scale. The base-equivalent norm first divides each group's
+norm by its growth. Either way the whole gradient is multiplied by one factor, so its direction is unchanged.
 """
 
 import math
@@ -18,7 +18,7 @@ from plumbline.launcher.runtime.optim.optimizer import OptimizerConfig
 
 
 def base_equivalent_norm(norms: Sequence[Tensor], groups: Sequence[Mapping[str, Any]]) -> Tensor:
-    """Return the norm that the gradient would have at the base size, from those of all groups, a scalar each."""
+    """Return the norm that the gradient would have at the base size, given each group's norm, a scalar."""
     pairs = zip(norms, groups, strict=True)
     at_base = torch.stack([norm / group["gradient_growth"] for norm, group in pairs])
     return cast(Tensor, torch.linalg.vector_norm(at_base))
@@ -28,9 +28,9 @@ def clip_gradients(model: nn.Module, groups: Sequence[Mapping[str, Any]], optimi
     """Clip the gradients of whole parameters in place, and return the norm that was limited, a scalar.
 
     Args:
-        model: whose gradients they are.
-        groups: of the optimizer, which hold every trained parameter.
-        optimizer: says which norm is limited, and to what.
+        model: the model with the gradients.
+        groups: the optimizer's groups, which contain every trained parameter.
+        optimizer: the section that says which norm is limited, and to what.
     """
     limit = optimizer.grad_clip or math.inf
     if optimizer.grad_clip_norm == "plain":

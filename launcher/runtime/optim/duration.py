@@ -1,4 +1,4 @@
-"""Hold a duration of training: so many steps, so many tokens, or a fraction of a run."""
+"""Represent a duration of training: a number of steps or tokens, or a fraction of a run."""
 
 import re
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ Unit = Literal["steps", "tokens", "fraction"]
 UNITS: tuple[Unit, ...] = ("steps", "tokens", "fraction")
 WRITTEN = re.compile(r"\s*(\d[\d_]*(?:\.\d*)?(?:[eE][+-]?\d+)?)\s*(steps?|tokens?|fraction|%)\s*")
 MOST = 10**18
-"""Steps or tokens; no run comes near, and no float is too small for it."""
+"""Most steps or tokens: more than any run has, and small enough for a float."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Duration:
             raise ValueError(f"{self}: a fraction lies between 0% and 100%")
 
     def __str__(self) -> str:
-        """Return the spelling that `parse` reads back to an equal duration: 40 steps, 1000 tokens, 2.5%."""
+        """Return a spelling that `parse` reads as an equal duration: 40 steps, 1000 tokens, 2.5%."""
         if self.unit == "fraction":
             return f"{(Decimal(repr(self.amount)) * 100).normalize():f}%"
         return f"{self.amount} {self.unit}"
@@ -43,7 +43,7 @@ class Duration:
         """Read `40 steps`, `1e9 tokens` or `2%` (or `0.02 fraction`).
 
         Raises:
-            ValueError: it is something else, a part of a step or of a token, more than 100%, or longer than any run.
+            ValueError: it is none of these, not a whole number of steps or tokens, over 100%, or longer than any run.
         """
         if isinstance(written, Duration):
             return written
@@ -75,18 +75,18 @@ class Duration:
         return cls(amount, next(unit for unit in UNITS if unit == name))
 
     def from_start(self, batch_plan: BatchPlan, total: int) -> int:
-        """Return its tokens at the start of a run of `total` tokens; a fraction is rounded to full steps."""
+        """Return its length in tokens at the start of a run of `total` tokens; a fraction is rounded to full steps."""
         return batch_plan.tokens_before(int(self.amount)) if self.unit == "steps" else self._tokens(batch_plan, total)
 
     def before_end(self, batch_plan: BatchPlan, total_steps: int) -> int:
-        """Return its tokens at the end of a run of `total_steps` steps; a fraction is rounded to full steps."""
+        """Return its length in tokens at the end of a run of `total_steps`; a fraction is rounded to full steps."""
         total = batch_plan.tokens_before(total_steps)
         if self.unit == "steps":
             return total - batch_plan.tokens_before(max(0, total_steps - int(self.amount)))
         return self._tokens(batch_plan, total)
 
     def steps_of(self, batch_plan: BatchPlan, total_steps: int) -> int:
-        """Return how many steps it takes in a run of `total_steps`; a part of a step at its end counts for nothing."""
+        """Return its length in whole steps, rounded down, in a run of `total_steps`."""
         if self.unit == "steps":
             return int(self.amount)
         return self._tokens(batch_plan, batch_plan.tokens_before(total_steps)) // batch_plan.tokens_per_step
@@ -94,7 +94,7 @@ class Duration:
     def end_step(self, batch_plan: BatchPlan, first_step: int = 0) -> int:
         """Return the step at which it ends when it begins at `first_step`.
 
-        Tokens are rounded up to whole steps, at least one. A fraction is one of the tokens consumed until `first_step`.
+        Tokens are rounded up to whole steps, at least one. A fraction is of the tokens consumed until `first_step`.
         """
         if self.unit == "steps":
             return first_step + int(self.amount)
@@ -109,4 +109,4 @@ class Duration:
 
 
 DurationKey = Annotated[InstanceOf[Duration], BeforeValidator(Duration.parse), PlainSerializer(str)]
-"""A duration as a key of the configuration: text in YAML, a Duration once it is validated."""
+"""A duration as a key of the configuration: text in YAML, a Duration after validation."""

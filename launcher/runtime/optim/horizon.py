@@ -1,9 +1,9 @@
-"""Carry hyperparameters tuned at one batch size and training length over to another.
+"""Transfer hyperparameters tuned at one batch size and training length to another.
 
     m_B = batch tokens / base batch tokens        m_D = training tokens / base training tokens
 
-A layer of its own, on top of the parameterization: width and depth rules follow from theory, the published exponents
-for batch and horizon disagree with one another, so each is a choice and none is the default. Rules:
+This is a separate layer on top of the parameterization: width and depth rules follow from theory, but the published
+exponents for batch size and horizon disagree, so each rule is a choice and none is the default. Rules:
 
 - complete_dp: AdamW's SDE limit (Complete(d)P, arXiv 2512.22382). lr and weight_decay x sqrt(m_B / m_D), eps x
   sqrt(m_D / m_B), 1 - beta x m_B / m_D. It keeps lr x weight_decay x steps, and so AdamW's timescale, constant.
@@ -25,11 +25,11 @@ from plumbline.model.parameterization.table import parameter_count
 
 
 class HorizonConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
-    """Say which rules hold for batch size and training length, and the base at which the hyperparameters were tuned."""
+    """Choose the rules for batch size and training length, and the base at which the hyperparameters were tuned."""
 
     rule: Literal["none", "complete_dp", "power_law"] = "none"
-    """How lr, betas, eps and weight_decay follow from batch size and length. none: they do not; complete_dp: by the SDE
-    of Complete(d)P; power_law: by the exponents below (docs/parameterization.md)."""
+    """How lr, betas, eps and weight_decay depend on batch size and length. none: not at all; complete_dp: by the SDE of
+    Complete(d)P; power_law: by the exponents below (docs/parameterization.md)."""
     base_batch_tokens: PositiveInt | None = None
     """Tokens of one global batch at which the hyperparameters were tuned. Needed by every rule but none."""
     base_tokens: PositiveInt | None = None
@@ -39,8 +39,8 @@ class HorizonConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_att
     lr_tokens_exponent: float = -0.32
     """For `rule: power_law`: exponent of (training tokens / base_tokens) in the learning rate."""
     tau: PositiveFloat | None = None
-    """AdamW's timescale 1 / (lr x weight_decay) as a fraction of the run, from which the weight decay follows, in place
-    of optimizer.weight_decay. None: that one holds."""
+    """AdamW's timescale 1 / (lr x weight_decay) as a fraction of the run, which sets the weight decay instead of
+    optimizer.weight_decay. None: optimizer.weight_decay is used."""
     tau_exponent: float = 0.0
     """Exponent x by which tau grows as (tokens per parameter / base_tokens_per_parameter)^x. 0: constant; Power Lines
     found -0.527."""
@@ -66,11 +66,11 @@ class HorizonConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_att
 def scale_settings(
     optimizer: OptimizerConfig, horizon: HorizonConfig, model: ModelConfig, batch_tokens: int, steps: int, tokens: int
 ) -> OptimizerSettings:
-    """Return the optimizer's base values for a run of `tokens` tokens in `steps` steps, of `batch_tokens` each at last.
+    """Return the optimizer's base values for a run of `tokens` in `steps` with a full batch of `batch_tokens`.
 
     Raises:
-        ValueError: the rule is not for this optimizer; it would make a beta negative: the batch is too large for this
-            horizon; or an exponent makes lr or weight decay too large or too small for a number.
+        ValueError: the rule is not for this optimizer; it would make a beta negative, because the batch is too large
+            for this horizon; or an exponent makes lr or weight decay overflow or underflow.
     """
     if horizon.rule == "complete_dp" and not optimizer.kind.keeps_sde:
         raise ValueError(

@@ -6,7 +6,7 @@ update and by 2^(-age / half-life), where age is the number of tokens since:
     ema_t = ema_(t-n) + (w_t - ema_(t-n)) (1 - 2^(-n/h)) / (1 - 2^(-t/h))        n tokens per update, half-life h
 
 The denominator is Adam's bias correction: the first update replaces the average, so the initial weights are never in
-it. Measured in tokens, the same average is asked for under any batch size. Only updates that were applied count.
+it. A half-life in tokens means the same for any batch size. Only updates that were applied count.
 """
 
 import math
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from plumbline.launcher.runtime.system.collectives import AllRanksError
 
-CHUNK = 2**24  # elements exchanged at a time; bounds the memory that it takes
+CHUNK = 2**24  # elements swapped at a time, to bound memory
 
 
 class MovingAverage:
@@ -26,21 +26,21 @@ class MovingAverage:
 
     Args:
         masters: this rank's share of the master weights.
-        refresh: makes the engine compute with what has been written into `masters`; all ranks call it together.
-        half_life: tokens after which the share of a state of the weights has halved.
+        refresh: makes the engine compute with what was written to `masters`; all ranks call it together.
+        half_life: tokens after which the share of an update's weights has halved.
     """
 
     def __init__(self, masters: Sequence[Tensor], refresh: Callable[[], None], half_life: int) -> None:
         self.half_life = half_life
         self.tokens = 0
-        """Tokens of the updates in the average; 0: it is a copy of the weights."""
+        """Tokens of the updates in the average; 0 means it is a copy of the weights."""
         self._masters, self._refresh = masters, refresh
         self._index = {id(master): index for index, master in enumerate(masters)}
         self._shards = [master.detach().clone() for master in masters]
 
     @torch.no_grad()
     def update(self, tokens: int) -> None:
-        """Take in the weights after an update by a batch of `tokens`: one pass over this rank's shard."""
+        """Add the weights after an update by a batch of `tokens`: one pass over this rank's shard."""
         self.tokens += tokens
         rate = math.log(2) / self.half_life
         share = math.expm1(-rate * tokens) / math.expm1(-rate * self.tokens)
@@ -49,10 +49,10 @@ class MovingAverage:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Put the average in the place of the engine's weights, to evaluate or to gather it. Collective, as is leaving.
+        """Replace the engine's weights by the average, to evaluate or gather it. Entering and leaving are collective.
 
-        The weights come back at the end and after an AllRanksError. They do not after any other exception: that takes
-        all ranks, and perhaps only one has failed.
+        The weights are restored at the end and after an AllRanksError. They are not after any other exception:
+        restoring takes all ranks, and perhaps only one has failed.
         """
         self._exchange()
         try:
@@ -63,12 +63,12 @@ class MovingAverage:
         self._exchange()
 
     def of(self, master: Tensor) -> Tensor:
-        """Return the average of one of the master weights, no copy."""
+        """Return the average of one of the master weights, not a copy."""
         return self._shards[self._index[id(master)]]
 
     @torch.no_grad()
     def begin_anew(self) -> None:
-        """Forget every update: the average is a copy of the weights as they are now."""
+        """Restart the average as a copy of the current weights."""
         self.tokens = 0
         for average, master in zip(self._shards, self._masters, strict=True):
             average.copy_(master)

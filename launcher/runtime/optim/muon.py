@@ -1,11 +1,11 @@
 """Run Muon on shards: `torch.optim.Muon` for matrices that an engine has cut into flat pieces over the ranks.
 
-From ZeRO-1 on the optimizer sees flat fp32 shards: each holds a piece of some matrices, and no matrix whole. The
-momentum is elementwise and stays in pieces, as large as the shard. Orthogonalisation needs whole matrices: each has an
-owner among the ranks that hold a piece of it, the pieces of the update travel there in bf16 (the first thing that
-torch.optim.Muon does to them is to round them so), and the owner sends the pieces of the result back. So every matrix
-is orthogonalised once, the ranks share the work, and the result is that of torch.optim.Muon at stage 0. It goes in
-rounds, one matrix for each owner, so that a rank holds one whole matrix at a time.
+From ZeRO-1 on the optimizer sees flat fp32 shards, each with pieces of some matrices. The momentum is elementwise and
+stays sharded. Orthogonalisation needs whole matrices: each has an owner among the ranks that hold a piece of it, which
+receives the pieces of the update in bf16 (torch.optim.Muon rounds them to bf16 first anyway) and sends the pieces of
+the result back. So every matrix is orthogonalised once, the ranks share the work, and the result is that of
+torch.optim.Muon at stage 0. It proceeds in rounds of one matrix per owner, so that a rank holds one whole matrix at a
+time.
 
 DeepSpeed 0.19.8 has a Muon of its own. It is not used: in fp32, and at stages 2 and 3, it clips the orthogonalised
 update instead of the gradient, and the norm that it reports mixes the two.
@@ -28,7 +28,7 @@ from plumbline.launcher.runtime.system.world import World
 
 @dataclass(frozen=True)
 class MatrixPieces:
-    """Say where the ranks hold one matrix: rank after rank a piece of its elements, in the order of its rows."""
+    """Describe where the ranks hold the pieces of one matrix; in rank order they are its elements, row by row."""
 
     shape: tuple[int, ...]
     starts: tuple[int, ...]
@@ -39,7 +39,7 @@ class MatrixPieces:
 
 @dataclass(frozen=True)
 class ShardedMatrix(MatrixPieces):
-    """Say as well which rank orthogonalises the matrix."""
+    """Add the rank that orthogonalises the matrix."""
 
     owner: int
 
@@ -61,7 +61,7 @@ class ShardedMuon(torch.optim.Optimizer):
         self.rounds: dict[Tensor, list[list[ShardedMatrix]]] = {}
 
     def attach(self, located: Mapping[Tensor, Sequence[MatrixPieces]], world: World) -> None:
-        """Take in which matrices lie where in this rank's shards, and share the work among the ranks."""
+        """Set where the matrices are in this rank's shards, and distribute the work over the ranks."""
         self.rank = world.rank
         self.rounds = {shard: in_rounds(assign_owners(pieces), world.size) for shard, pieces in located.items()}
 
@@ -84,32 +84,32 @@ class ShardedMuon(torch.optim.Optimizer):
 
 
 def assign_owners(matrices: Iterable[MatrixPieces]) -> list[ShardedMatrix]:
-    """Give each matrix to the least busy of the ranks that hold a piece of it."""
+    """Assign each matrix to the least loaded of the ranks that hold a piece of it."""
     load: dict[int, int] = {}
     layout = []
     for matrix in matrices:
         holders = (rank for rank, length in enumerate(matrix.lengths) if length)
         owner = min(holders, key=lambda rank: load.get(rank, 0))
         rows, columns = matrix.shape
-        load[owner] = load.get(owner, 0) + rows * columns * min(rows, columns)  # as Newton-Schulz costs
+        load[owner] = load.get(owner, 0) + rows * columns * min(rows, columns)  # cost of Newton-Schulz
         layout.append(ShardedMatrix(matrix.shape, matrix.starts, matrix.lengths, owner))
     return layout
 
 
 def in_rounds(layout: Sequence[ShardedMatrix], ranks: int) -> list[list[ShardedMatrix]]:
-    """Return the matrices in rounds of at most one for each owner, in the order of owners."""
+    """Return the matrices in rounds of at most one per owner, in the order of owners."""
     by_owner = [[matrix for matrix in layout if matrix.owner == rank] for rank in range(ranks)]
     return [[matrix for matrix in column if matrix is not None] for column in zip_longest(*by_owner)]
 
 
 def orthogonal_steps(update: Tensor, matrices: Sequence[ShardedMatrix], rank: int) -> Sequence[Tensor]:
-    """Return this rank's pieces of the orthogonalised updates, in fp32: what is added to the weights at lr = 1.
+    """Return this rank's pieces of the orthogonalised updates, in fp32: the change of the weights at lr = 1.
 
     Collective.
 
     Args:
-        update: this rank's pieces of all updates, laid out as its shard.
-        matrices: one round: at most one for each owner, in the order of owners.
+        update: this rank's pieces of all updates, with the layout of its shard.
+        matrices: one round: at most one per owner, in the order of owners.
         rank: this rank.
     """
     mine = {matrix.owner: matrix.lengths[rank] for matrix in matrices}
@@ -118,14 +118,14 @@ def orthogonal_steps(update: Tensor, matrices: Sequence[ShardedMatrix], rank: in
     incoming = [0] * len(outgoing) if owned is None else list(owned.lengths)
 
     pieces = [update[matrix.starts[rank] :][: matrix.lengths[rank]] for matrix in matrices]
-    whole = _exchange(torch.cat(pieces).bfloat16(), outgoing, incoming).float()  # rank after rank: row after row
+    whole = _exchange(torch.cat(pieces).bfloat16(), outgoing, incoming).float()  # in rank order, so row by row
     step = whole if owned is None else orthogonal_step(whole.view(owned.shape)).flatten()
     found: Sequence[Tensor] = _exchange(step, incoming, outgoing).split([matrix.lengths[rank] for matrix in matrices])
     return found
 
 
 def _exchange(flat: Tensor, outgoing: list[int], incoming: list[int]) -> Tensor:
-    """Send so many elements to each rank and receive so many from each."""
+    """Send `outgoing` elements to each rank and receive `incoming` from each."""
     received = flat.new_empty(sum(incoming))
     dist.all_to_all_single(received, flat, incoming, outgoing)
     return received
@@ -134,7 +134,7 @@ def _exchange(flat: Tensor, outgoing: list[int], incoming: list[int]) -> Tensor:
 def orthogonal_step(update: Tensor) -> Tensor:
     """Return what torch.optim.Muon adds to a matrix for this update at lr = 1, scaled to the RMS of an AdamW step.
 
-    torch has no public function for it. So its Muon steps, without momentum and decay, on a stand-in that is 0.
+    torch has no public function for it. So its Muon, without momentum and decay, updates a matrix of zeros.
     """
     stand_in = nn.Parameter(torch.zeros_like(update))
     stand_in.grad = update
@@ -165,7 +165,7 @@ MUON = OptimizerKind(
     reads=(),
     own_keys={"momentum": 0.95},
     matrix_update="orthogonal",
-    zero_stages=(0, 1, 2, 3),  # matrices are put together from their parts
+    zero_stages=(0, 1, 2, 3),  # matrices are assembled from their pieces
     offload_refusal="orthogonalises on the device",
     state_beyond_adamw=_one_moment_less,
 )

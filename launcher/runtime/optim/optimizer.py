@@ -1,8 +1,8 @@
 """Build the optimizer: one group for each distinct set of hyperparameters in the parameterization's table.
 
-A kind (kind.py) updates every tensor, or the hidden matrices alone, and AdamW the rest: by role, never by shape. Groups
-are formed by parameter name, before DeepSpeed sees the model, and carry a `name` of their own: DeepSpeed drops empty
-groups and flattens the others, so neither position nor shape identifies them later.
+A kind (kind.py) updates every tensor, or only the hidden matrices and AdamW the rest, selected by role, never by shape.
+Groups are formed by parameter name before DeepSpeed sees the model, and have a `name`: DeepSpeed drops empty groups and
+flattens the others, so neither position nor shape identifies them later.
 """
 
 from collections.abc import Iterable, Mapping
@@ -24,7 +24,7 @@ from plumbline.model.parameterization.rows import ParameterRow
 from plumbline.model.parameterization.table import parameter_table
 
 ALIGNED = 8
-"""Elements: 16 bytes of bf16, by which compiled code reads on a GPU."""
+"""Elements of the 16 bytes of bf16 that compiled code on a GPU reads at once."""
 
 OPTIMIZERS: dict[str, OptimizerKind] = {kind.name: kind for kind in (ADAMW, MUON, SOAP_KIND)}
 
@@ -33,12 +33,12 @@ class CommonKeys(BaseModel, use_attribute_docstrings=True):
     """Hold the keys of the optimizer section that every optimizer uses, at the base size."""
 
     name: str = Field(default=ADAMW.name, json_schema_extra={"shapes": "state"})
-    """Which optimizer: AdamW for everything, or for all but the hidden matrices, which then go to Muon or to SOAP
+    """Which optimizer: AdamW for everything, or Muon or SOAP for the hidden matrices and AdamW for the rest
     (docs/optimizers.md)."""
     lr: PositiveFloat
     """Peak learning rate at the base size. Muon's update is scaled to AdamW's RMS, so one value serves both."""
     betas: list[float] = Field(default=[0.9, 0.95], min_length=2, max_length=2)
-    """Decay rates of Adam's first and second moment; under soap the second is that of its preconditioners as well."""
+    """Decay rates of Adam's first and second moment; for soap the second is also that of its preconditioners."""
     eps: PositiveFloat = 1e-8
     """Number added to the root of the second moment, at the base size."""
     weight_decay: NonNegativeFloat = 0.1
@@ -46,14 +46,15 @@ class CommonKeys(BaseModel, use_attribute_docstrings=True):
     grad_clip: NonNegativeFloat = 1.0
     """Largest global norm of the gradient; a larger one is scaled down to it. 0 turns clipping off."""
     grad_clip_norm: Literal["plain", "base"] = Field(default="plain", json_schema_extra={"shapes": "state"})
-    """Norm that grad_clip limits and metrics report. plain: of the gradient as it is; its make-up changes with size.
-    base: each role's part is divided by its expected growth over the base first, so a limit means the same anywhere."""
+    """Norm that grad_clip limits and metrics report. plain: of the gradient itself, whose composition changes with
+    model size. base: each role's part is first divided by its expected growth over the base, so that a limit means the
+    same at any size."""
 
 
 class OptimizerConfig(
     SOAPKeys, MuonKeys, CommonKeys, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True
 ):
-    """Configure the optimizer; lr, weight_decay and eps scale from the base size for each role of tensor."""
+    """Configure the optimizer; lr, weight_decay and eps scale from the base size by the role of each tensor."""
 
     @model_validator(mode="before")
     @classmethod
@@ -78,7 +79,7 @@ class OptimizerConfig(
 
     @property
     def kind(self) -> OptimizerKind:
-        """Return what the optimizer states about itself."""
+        """Return the declaration of the optimizer."""
         return OPTIMIZERS[self.name]
 
 
@@ -90,14 +91,14 @@ def group_settings(
     Every group has the peak `lr`, `lr_multiplier` and `weight_decay`; the other keys depend on the algorithm. Roles
     that share all of them share a group: ZeRO gathers group by group, so fewer groups are faster.
 
-    ZeRO lays the tensors of a group end to end. Code that is compiled for one block reads those of all others, and ends
-    the process where one of them begins at an address that is less even. So tensors of an odd size come last, and each
-    begins at a multiple of the power of two that divides its own size, up to `ALIGNED` elements.
+    ZeRO concatenates the tensors of a group. Code compiled for one block also reads those of all other blocks, and
+    crashes if one of them is less aligned. So tensors of odd sizes come last, and each begins at a multiple of the
+    power of two that divides its size, up to `ALIGNED` elements.
 
     Args:
         rows: the parameterization's table.
         optimizer: the optimizer's section of the configuration.
-        betas: of Adam's moments, carried over to this batch size and horizon.
+        betas: of Adam's moments, scaled to this batch size and horizon.
     """
     groups: dict[tuple[Any, ...], dict[str, Any]] = {}
     for row in (row for row in rows if row.trainable):
@@ -111,14 +112,14 @@ def group_settings(
         evenly = sorted(group["parameters"], key=lambda row: -gcd(row.count, ALIGNED))
         group["parameters"] = [row.name for row in evenly]
         roles = "+".join(group.pop("roles"))
-        # Matrices that scale differently, by their own fans or lr_multipliers, make several groups of one role
+        # Matrices of one role that scale differently, by fans or lr_multipliers, are in several groups
         same = sum(name.partition("#")[0] == roles for name in named)
         named[f"{roles}#{same + 1}" if same else roles] = group
     return named
 
 
 def _fixed_settings(row: ParameterRow, optimizer: OptimizerConfig, betas: tuple[float, float]) -> dict[str, Any]:
-    """Return what stays the same over a run for the group of this row."""
+    """Return the settings of this row's group that are constant over a run."""
     chosen = optimizer.kind
     kind = chosen if chosen.all_tensors or row.role == "hidden_matrix" else ADAMW
     known: dict[str, Any] = {"eps": row.eps, "betas": betas}
@@ -135,11 +136,11 @@ def _fixed_settings(row: ParameterRow, optimizer: OptimizerConfig, betas: tuple[
 class CombinedOptimizer(torch.optim.Optimizer):
     """Combine several optimizers into one: the `algorithm` of a group says which of them updates it.
 
-    They have one list of groups and one state between them, looked up anew at each step: DeepSpeed puts other lists
-    and other tensors in place, for the time of a step and for good when it loads a checkpoint.
+    They share one list of groups and one state, which are looked up at each step because DeepSpeed replaces lists and
+    tensors, during a step and permanently when it loads a checkpoint.
 
     Args:
-        groups: all of them, in the order in which they are to be seen.
+        groups: all groups, in their final order.
         parts: algorithm -> the optimizer that was made with its groups.
     """
 
@@ -159,9 +160,9 @@ def make_optimizer(model: nn.Module, settings: dict[str, dict[str, Any]], sharde
     """Build the optimizer over the groups of `group_settings`: one, or AdamW and one for the hidden matrices.
 
     Args:
-        model: whose parameters it updates.
+        model: the model to train.
         settings: of the groups.
-        sharded: whether an engine will put flat shards in the place of the parameters, as ZeRO does from stage 1 on.
+        sharded: whether an engine will replace the parameters by flat shards, as ZeRO does from stage 1 on.
     """
     groups = _with_parameters(model, settings)
     parts: dict[str, torch.optim.Optimizer] = {}
@@ -180,16 +181,16 @@ def parameter_groups(
     eps: float = 1e-8,
     betas: tuple[float, float] = (0.9, 0.95),
 ) -> list[dict[str, Any]]:
-    """Return the groups of a model for AdamW in anybody's loop: torch.optim.AdamW(groups).
+    """Return the groups of a model for AdamW in a custom training loop: torch.optim.AdamW(groups).
 
-    Each group's lr is its peak: schedulers of torch multiply it, and `lr_multiplier` is its ratio to `lr`. In a group,
-    tensors of odd sizes come last (`group_settings`): torch saves an optimizer's states by place.
+    Each group's lr is its peak, which torch's schedulers multiply; `lr_multiplier` is its ratio to `lr`. In a group,
+    tensors of odd sizes come last (`group_settings`), which matters because torch saves optimizer states by position.
 
     Args:
-        model: whose parameters are grouped; of `build_decoder` or `load_model`, with this parameterization.
-        parameterization: scales the rest, which is as tuned at its base size.
+        model: a model from `build_decoder` or `load_model`, with this parameterization.
+        parameterization: scales the settings below, which are those tuned at its base size.
         lr: peak learning rate.
-        weight_decay: coupled, as torch's.
+        weight_decay: coupled, as in torch.
         eps: of AdamW.
         betas: of AdamW.
     """
@@ -199,7 +200,7 @@ def parameter_groups(
 
 
 def _with_parameters(model: nn.Module, settings: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return groups of `group_settings` as torch takes them, with parameters instead of names."""
+    """Return the groups of `group_settings` in torch's form, with parameters instead of names."""
     parameters = dict(model.named_parameters())
     groups = []
     for name, wanted in settings.items():
@@ -215,7 +216,7 @@ def set_learning_rates(groups: list[dict[str, Any]], base_lr: float) -> None:
 
 
 def verify_settings(groups: list[dict[str, Any]], settings: dict[str, dict[str, Any]]) -> None:
-    """Refuse to train when the engine's groups are not the ones we asked for, to the last bit."""
+    """Refuse to train if the engine's groups are not bit for bit those that were requested."""
     names = [group["name"] for group in groups]
     if names != list(settings):
         raise RuntimeError(f"the engine changed the optimizer's groups: asked for {list(settings)}, found {names}")
@@ -226,5 +227,5 @@ def verify_settings(groups: list[dict[str, Any]], settings: dict[str, dict[str, 
 
 
 def _fixed(wanted: dict[str, Any]) -> dict[str, Any]:
-    """Return the hyperparameters that stay the same over a run."""
+    """Return the hyperparameters that are constant over a run."""
     return {key: value for key, value in wanted.items() if key not in ("lr", "parameters")}

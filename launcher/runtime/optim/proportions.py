@@ -1,4 +1,4 @@
-"""Relate the parts of a run to one another, and say where they are far from what has been published for text.
+"""Compute the proportions of a run, and warn where they are far from those published for text.
 
     tokens per parameter = D / N                           D training tokens, N parameters, embeddings included
     tau = 1 / (lr x weight_decay x steps) = B / (lr x weight_decay x D)   at the peak rate; B tokens of a batch
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 FITTED_TOKENS_PER_PARAMETER = (20.0, 1280.0)  # the range over which tau's law was fitted
-BEYOND_FITTED = 2.0  # a factor by which that range may be left without a word
+BEYOND_FITTED = 2.0  # a factor by which that range may be exceeded without a warning
 FAR_FROM_LAW = 4.0  # a factor; losses are flat within a factor of two of the best batch (arXiv 2607.01487)
 WARMUP_SHARES = (0.001, 0.1)  # 0.1 %: GPT-3 (arXiv 2005.14165, 375M of 300B tokens); 10 %: arXiv 2502.15938
 
@@ -24,7 +24,7 @@ def best_tau(tokens_per_parameter: float) -> float:
 
 
 def best_batch_tokens(tokens: int) -> float:
-    """Return the batch, in tokens, that gives the lowest loss for so many training tokens, by the law of Power Lines.
+    """Return the batch in tokens with the lowest loss for a number of training tokens, by the law of Power Lines.
 
     The law is 0.0306 D^0.383 sequences of 2048 tokens each; it does not depend on the size of the model.
     """
@@ -33,7 +33,7 @@ def best_batch_tokens(tokens: int) -> float:
 
 @dataclass(frozen=True)
 class Proportions:
-    """Hold what relates the length of a run to its size, its batch, its decay and its warm-up."""
+    """Hold the length of a run relative to its model size, batch, weight decay and warm-up."""
 
     tokens: int
     """Training tokens."""
@@ -47,7 +47,7 @@ class Proportions:
     """Fraction of the steps during which the learning rate rises."""
 
     def __str__(self) -> str:
-        """Return them in one line, without tokens and batch."""
+        """Return the proportions in one line, without tokens and batch."""
         tau = "no weight decay" if self.tau is None else f"tau {self.tau:.3g}"
         return (
             f"{tau}, warm-up {self.warmup_share:.2%} of the steps, {self.tokens_per_parameter:.3g} tokens per parameter"
@@ -56,7 +56,7 @@ class Proportions:
     def cautions(self) -> Iterator[str]:
         """Yield a sentence for each proportion that is outside the range known for text.
 
-        Outside the tokens per parameter for which they were fitted, the laws of tau and of the batch are not asked.
+        The laws of tau and batch are not applied outside the tokens per parameter for which they were fitted.
         """
         low, high = WARMUP_SHARES
         if not low <= self.warmup_share <= high:

@@ -1,4 +1,4 @@
-"""Schedule the learning rate: a pure function of the tokens consumed, so there is nothing to save or to resume.
+"""Schedule the learning rate: a pure function of the tokens consumed, so there is no state to save.
 
 The factor multiplies every group's own peak learning rate (base lr x the parameterization's multiplier). DeepSpeed's
 schedulers are not used: several of them write one absolute rate into all groups. docs/schedules.md shows the shapes.
@@ -20,16 +20,16 @@ from plumbline.model.kinds import kind_named
 
 @dataclass(frozen=True)
 class Cooldown:
-    """State how the rate falls."""
+    """Describe how the rate falls."""
 
     factor: Callable[[float, float], float]
-    """Returns the share of the peak at x in [0, 1] of the way down to an end value."""
+    """Returns the rate as a fraction of the peak, from (progress x in [0, 1] of the decay, end value)."""
     reaches_zero: bool = True
     """Whether the end value may be 0."""
 
 
 def _blend(left: Callable[[float], float]) -> Cooldown:
-    """Fall so that `left` is what is left of the way from the peak to the end value at x: left(0) = 1, left(1) = 0."""
+    """Return a cooldown in which `left`(x) of the way from peak to end value remains: left(0) = 1, left(1) = 0."""
     return Cooldown(lambda x, end: end + (1 - end) * left(x))
 
 
@@ -47,8 +47,8 @@ PHASES = ("warmup", "decay")
 class BranchConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
     """Cool down from a checkpoint of another run, the parent, in a run folder of its own (checkpoint/branch.py).
 
-    Its shape and end value are those of the schedule section. The run ends when the cooldown does; train.steps and
-    train.tokens stay the parent's.
+    The shape and end value are those of the schedule section. The run ends with the cooldown; train.steps and
+    train.tokens remain those of the parent.
     """
 
     checkpoint: HomePath
@@ -60,7 +60,7 @@ class BranchConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attr
     fraction: float | None = Field(default=None, gt=0.0, le=1.0)
     """Length of the cooldown as a fraction of the tokens that the parent had consumed, rounded up to whole steps."""
     from_step: PositiveInt | None = None
-    """Step of the checkpoint. It is found when the branch starts, and kept from then on."""
+    """Step of the checkpoint. It is determined when the branch starts, and fixed from then on."""
 
     @validator(mode="after")
     def _check(self) -> "BranchConfig":
@@ -74,7 +74,7 @@ class BranchConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attr
 
     @property
     def first_step(self) -> int:
-        """Return how many steps of the parent this run continues."""
+        """Return the step of the parent's checkpoint from which this run continues."""
         assert self.from_step is not None, "branch.resolve finds it out"
         return self.from_step
 
@@ -84,11 +84,11 @@ class BranchConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attr
 
 
 class ScheduleConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
-    """Raise the rate linearly, then let it follow one of four shapes."""
+    """Raise the rate linearly, then follow one of four shapes."""
 
     name: Literal["wsd", "cosine", "linear", "constant"] = "wsd"
-    """Shape of the rate after the warm-up. wsd: constant, then the decay; cosine, linear: half a cosine or a straight
-    line to the end; constant: none."""
+    """Shape of the rate after the warm-up. wsd: constant, then a decay; cosine, linear: half a cosine or a straight
+    line to the end; constant: no decay."""
     warmup: DurationKey = Duration(0, "steps")
     """How long the rate rises linearly to the peak: 40 steps, 1e9 tokens or 2% of all tokens, rounded to whole steps.
     Older spelling: warmup_steps, warmup_tokens or warmup_fraction."""
@@ -101,7 +101,7 @@ class ScheduleConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_at
     final_lr_fraction: float = Field(default=0.0, ge=0.0, le=1.0)
     """Rate at the end, as a fraction of the peak. nanoGPT uses 0.1; 0 is better for long runs (arXiv 2502.15938)."""
     lr_scaling: Literal["none", "sqrt"] = "none"
-    """What data.batch_size_warmup does to the rate. none: the rate of the full batch; sqrt: that times the root
+    """Effect of data.batch_size_warmup on the rate. none: the rate of the full batch; sqrt: that times the square root
     of batch size / full batch size, Adam's rule for the rate (arXiv 2205.10287)."""
     branch: BranchConfig | None = Field(default=None, json_schema_extra={"shapes": "run"})
     """Cool down from a checkpoint of another run instead of training from the start (docs/schedules.md). None: no
@@ -130,7 +130,7 @@ class ScheduleConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_at
 def with_one_key_each(section: Mapping[Any, Any]) -> dict[Any, Any]:
     """Return a schedule section in which each duration has one key: `warmup_steps: 40` becomes `warmup: 40 steps`.
 
-    An older key that is null takes away what a file below says, as it did when there was one key for each unit.
+    An older key that is null removes the value of a base file, as it did when there was one key for each unit.
 
     Raises:
         ValueError: a duration is given twice.
@@ -149,11 +149,11 @@ def with_one_key_each(section: Mapping[Any, Any]) -> dict[Any, Any]:
 
 
 def check_phases(config: ScheduleConfig, batch_plan: BatchPlan, total_steps: int) -> None:
-    """Refuse warm-ups of rate and batch, and a decay of wsd, that do not fit into the run; a branch has its parent's.
+    """Refuse warm-ups and a wsd decay that do not fit into the run; a branch has its parent's.
 
     Raises:
-        ValueError: together they are longer than the run, no step has the full batch, or the decay takes no more than
-            one step, which still runs at the peak; a fraction may, so that a few steps can be tried.
+        ValueError: together they are longer than the run, no step has the full batch, or the decay is at most one step,
+            which still runs at the peak. A decay given as a fraction may be, so that a few steps can be tried.
     """
     if config.branch is not None:
         return
@@ -181,7 +181,7 @@ def check_phases(config: ScheduleConfig, batch_plan: BatchPlan, total_steps: int
 
 
 class Schedule:
-    """Count the durations of a ScheduleConfig in tokens, and give the learning rate of one run.
+    """Convert the durations of a ScheduleConfig to tokens, and compute the learning rate of one run.
 
     Attributes:
         warmup_end: tokens consumed when the warm-up is over.
@@ -195,13 +195,13 @@ class Schedule:
         self.warmup_end = config.warmup.from_start(batch_plan, self.end)
         if config.branch is not None:
             self.decay_start = batch_plan.tokens_before(config.branch.first_step)
-            self.warmup_end = min(self.warmup_end, self.decay_start)  # a fraction is of another end than the parent's
+            self.warmup_end = min(self.warmup_end, self.decay_start)  # a fraction is of another end
         else:
             decays_from = {"wsd": self.end - config.decay.before_end(batch_plan, total_steps), "constant": self.end}
             self.decay_start = max(self.warmup_end, decays_from.get(config.name, 0))
 
     def factor(self, tokens: int) -> float:
-        """Return the factor on every group's peak learning rate for the update that is made after `tokens` tokens.
+        """Return the factor on every group's peak learning rate for the update after `tokens` tokens.
 
         The last update of the warm-up and the first one after it run at 1. The decay reaches final_lr_fraction just
         after the last update, so no update is spent at a rate of zero.
@@ -213,7 +213,7 @@ class Schedule:
         return factor
 
     def _phase(self, tokens: int, after: int) -> float:
-        """Return the factor for a full batch, of the update that takes training from `tokens` to `after` tokens."""
+        """Return the factor of the update from `tokens` to `after` tokens, for a full batch."""
         if tokens < self.warmup_end:
             return min(1.0, after / self.warmup_end)
         progress = max(0.0, (tokens - self.decay_start) / max(1, self.end - self.decay_start))  # 0 until the decay
@@ -221,7 +221,7 @@ class Schedule:
 
     @property
     def _shape(self) -> str:
-        """Return the name of the cooldown by which the rate falls; a constant one never does."""
+        """Return the name of the cooldown by which the rate falls; a constant rate never uses it."""
         config = self.config
         return config.name if config.name in ("cosine", "linear") and config.branch is None else config.cooldown
 

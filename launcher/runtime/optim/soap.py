@@ -1,19 +1,19 @@
 """Run Adam in the eigenbasis of Shampoo's preconditioners: SOAP (arXiv 2409.11321, Algorithm 3).
 
 For a matrix of m x n with gradient G, the covariances L = E[G G^T] and R = E[G^T G] are running means, and their
-eigenvectors Q_L and Q_R a basis in which Adam's second moment is taken:
+eigenvectors Q_L and Q_R are the basis in which Adam's second moment is taken:
 
     M = mean of G        V = mean of (Q_L^T G Q_R)^2        W -= lr * Q_L [(Q_L^T M Q_R) / (sqrt(V) + eps)] Q_R^T
 
-with Adam's bias corrections. Every `precondition_frequency` steps the bases follow the covariances by one power
-iteration and a QR decomposition. As in the authors' code, the first gradient only sets the bases and changes no weight:
-in its own eigenbasis it is diagonal, and Adam would blow the zeros beside the diagonal up to noise of full size. A
-gradient of zeros, which hidden matrices get where the unembedding starts at zero, has no eigenbasis, and is passed by.
+with Adam's bias corrections. Every `precondition_frequency` steps the bases are updated by one power iteration and a QR
+decomposition. As in the authors' code, the first gradient only sets the bases and changes no weight: in its own
+eigenbasis it is diagonal, and Adam would amplify the off-diagonal zeros to full-size noise. A gradient of zeros, which
+hidden matrices get if the unembedding starts at zero, has no eigenbasis and is skipped.
 
-A side longer than `precondition_block` is cut into equal blocks, and each block of the matrix has bases of its own. The
-wider an eigenbasis, the larger the share of its directions in which there is no signal, and Adam gives noise there the
-same size; so without blocks the change of a block's map falls with width (docs/optimizers.md; arXiv 2512.05620 found
-that blocking mitigates such deviations).
+A side longer than `precondition_block` is cut into equal blocks, and each block of the matrix has its own bases. In a
+wider eigenbasis a larger share of directions has no signal, and Adam scales the noise there to the same size; so
+without blocks the change of a layer's map falls with width (docs/optimizers.md; arXiv 2512.05620 found that blocking
+mitigates such deviations).
 """
 
 import math
@@ -30,7 +30,7 @@ SIDES = (0, 1)  # of a matrix: L and Q_L belong to its rows, R and Q_R to its co
 
 
 class SOAP(torch.optim.Optimizer):
-    """Update whole matrices by SOAP, with PyTorch's coupled decay (a step decays by lr x weight_decay).
+    """Update whole matrices with SOAP and PyTorch's coupled decay (a step decays by lr x weight_decay).
 
     Args:
         groups: matrices, with lr, betas, eps, weight_decay, precondition_frequency, precondition_block and
@@ -42,7 +42,7 @@ class SOAP(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self) -> None:  # type: ignore[override]
-        """Update every matrix that has a gradient once."""
+        """Update every matrix that has a gradient."""
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is None:
@@ -61,14 +61,14 @@ def block_length(side: int, longest: int) -> int:
 
 
 def into_blocks(matrix: Tensor, longest: int) -> Tensor:
-    """Return a matrix [m, n] as its blocks [blocks, p, q]; as it is where one block holds all of it."""
+    """Return the blocks [blocks, p, q] of a matrix [m, n], or the matrix itself if it is one block."""
     m, n = matrix.shape
     p, q = block_length(m, longest), block_length(n, longest)
     return matrix if (p, q) == (m, n) else matrix.view(m // p, p, n // q, q).transpose(1, 2).reshape(-1, p, q)
 
 
 def out_of_blocks(blocks: Tensor, shape: torch.Size) -> Tensor:
-    """Return the matrix of a shape that `into_blocks` cut."""
+    """Return the matrix of a shape that `into_blocks` cut into blocks."""
     if blocks.ndim == 2:
         return blocks
     (m, n), (p, q) = shape, blocks.shape[1:]
@@ -78,9 +78,9 @@ def out_of_blocks(blocks: Tensor, shape: torch.Size) -> Tensor:
 def _start(state: dict[str, Any], gradient: Tensor, group: dict[str, Any]) -> None:
     """Set the bases to the eigenvectors of the first gradient's covariances.
 
-    All of the state is contiguous, here and later: as a checkpoint keeps it, so that a resume multiplies alike.
+    All state is kept contiguous, as in a checkpoint, so that products are bit-identical after a resume.
     """
-    state["step"] = 0  # updates made
+    state["step"] = 0  # updates so far
     state["exp_avg"], state["exp_avg_sq"] = gradient.new_zeros(gradient.shape), gradient.new_zeros(gradient.shape)
     for side in SIDES:
         size = gradient.shape[side - 2]
@@ -114,7 +114,7 @@ def _accumulate(state: dict[str, Any], gradient: Tensor, beta: float) -> None:
 
 
 def _refresh_bases(state: dict[str, Any]) -> None:
-    """Turn the bases by one power iteration, largest eigenvalue first; the second moment follows their order."""
+    """Rotate the bases by one power iteration, largest eigenvalue first, and reorder the second moment with them."""
     for side in SIDES:
         if f"basis_{side}" not in state:
             continue
@@ -127,27 +127,27 @@ def _refresh_bases(state: dict[str, Any]) -> None:
 
 
 def into_basis(matrix: Tensor, state: dict[str, Any]) -> Tensor:
-    """Return Q_L^T matrix Q_R; a side without a preconditioner stays as it is."""
+    """Return Q_L^T matrix Q_R; a side without a preconditioner is unchanged."""
     if "basis_0" in state:
         matrix = state["basis_0"].mT @ matrix
     return matrix @ state["basis_1"] if "basis_1" in state else matrix
 
 
 def out_of_basis(matrix: Tensor, state: dict[str, Any]) -> Tensor:
-    """Return Q_L matrix Q_R^T: the way back."""
+    """Return Q_L matrix Q_R^T, the inverse of `into_basis`."""
     if "basis_0" in state:
         matrix = state["basis_0"] @ matrix
     return matrix @ state["basis_1"].mT if "basis_1" in state else matrix
 
 
 class SOAPKeys(BaseModel, use_attribute_docstrings=True):
-    """Hold the keys of the optimizer section that SOAP alone uses."""
+    """Hold the keys of the optimizer section that only SOAP uses."""
 
     precondition_frequency: PositiveInt | None = None
-    """For `name: soap`: steps from one refresh of the eigenbases to the next. None: 10."""
+    """For `name: soap`: steps between updates of the eigenbases. None: 10."""
     precondition_block: PositiveInt | None = Field(default=None, json_schema_extra={"shapes": "state"})
-    """For `name: soap`: longest side of a block with bases of its own. None: 10000, whole matrices; the base's
-    hidden_size or below keeps the change of a layer's map over width."""
+    """For `name: soap`: longest side of a block with its own bases. None: 10000, whole matrices; a value of at most the
+    base's hidden_size keeps the change of a layer's map constant over width."""
     max_precondition_dim: PositiveInt | None = Field(default=None, json_schema_extra={"shapes": "state"})
     """For `name: soap`: longest side of a block that gets a preconditioner (a side of n costs 8 n^2 bytes). None:
     10000."""

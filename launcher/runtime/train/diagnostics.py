@@ -25,9 +25,9 @@ DIGITS = 6  # significant digits in a record
 class StepObserver:
     """Observe one training step: a forward pass before it, its gradients, and the effect of its update on the weights.
 
-    Each rank measures its own pieces of the weights; only the gradients of queries, keys and values are gathered, matrix
-    by matrix. During the update a copy of this rank's pieces of the matrices is held. Activations are freed by then, so
-    this does not raise the memory peak.
+    Each rank measures its own pieces of the weights; only the gradients of queries, keys and values are gathered,
+    matrix by matrix. During the update a copy of this rank's pieces of the matrices is held. Activations are freed by
+    then, so this does not raise the memory peak.
 
     Args:
         engine: the engine to observe.

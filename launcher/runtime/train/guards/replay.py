@@ -170,7 +170,7 @@ def wrong_ranks(results: Sequence[Sequence[Hashable]]) -> dict[int, list[int]]:
 
 
 def _error(step: int, results: Tensor, names: Sequence[str], hosts: Sequence[str]) -> WrongNodeError:
-    """Return the error that names which ranks computed what wrong; `results` [ranks, 3, rows, 2] as in `wrong_ranks`."""
+    """Return the error that names the wrong ranks; `results` [ranks, 3, rows, 2] is as in `wrong_ranks`."""
     wrong = wrong_ranks([[result.numpy().tobytes() for result in rank] for rank in results.cpu()])
     owner = min(wrong)
     named = sorted({rank for ranks in wrong.values() for rank in ranks})
