@@ -4,8 +4,8 @@ config.yaml        the resolved configuration       metrics.jsonl   one object f
 environment.json   versions, code, hardware         tensorboard/    the same numbers as curves
 tokenizer/         of the training corpora          checkpoints/    see launcher/runtime/checkpoint/store.py
 samples.txt        continuations by the final model result.json     final scores; there when the run is complete
-logs/              what each rank said, with times  trackers/       what wandb and others have got of the numbers
-chain.jsonl        what binds all this together     starts.jsonl    of each start: command, versions, what changed
+logs/              each rank's log, with times      trackers/       which numbers wandb and others have received
+chain.jsonl        hashes that bind it all together starts.jsonl    of each start: command, versions, what changed
 """
 
 from typing import Any
@@ -25,7 +25,7 @@ from plumbline.launcher.runtime.system.world import World
 
 
 def prepare_run_folder(config: Config, inputs: Inputs, world: World, step: int = 0) -> None:
-    """Create the folder and write what is known before training goes on from `step`; keeps what is there already."""
+    """Create the folder and write what is known before training starts from `step`; existing contents are kept."""
     folder = config.run.folder
     folder.mkdir(parents=True, exist_ok=True)
     for name in ("config.yaml", "environment.json", RESULT):
@@ -40,10 +40,10 @@ def prepare_run_folder(config: Config, inputs: Inputs, world: World, step: int =
 
 
 def read_result(config: Config) -> dict[str, Any] | None:
-    """Return the final scores of a run that has made all steps of this configuration, else None.
+    """Return the final scores of a run that has taken all steps of this configuration, else None.
 
     Raises:
-        DamagedFileError: the file does not hold any.
+        DamagedFileError: the file does not hold scores.
     """
     path = config.run.folder / RESULT
     if not path.is_file():
@@ -53,10 +53,10 @@ def read_result(config: Config) -> dict[str, Any] | None:
 
 
 def finished_step(config: Config) -> int | None:
-    """Return the last step of a run that is complete, None of one that is not.
+    """Return the last step of a complete run, or None if the run is not complete.
 
     Raises:
-        ConfigError: it was trained under other values, so that what is asked for has not been done; names each.
+        ConfigError: it was trained with other values, so the requested run has not been done; names each.
     """
     result = read_result(config)
     if result is None:

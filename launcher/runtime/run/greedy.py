@@ -1,4 +1,4 @@
-"""Decode the answers of a batch greedily, from the tokens that a model itself has said."""
+"""Decode the answers of a batch greedily, feeding the model its own tokens."""
 
 from collections.abc import Callable
 
@@ -9,15 +9,16 @@ from plumbline.model.objectives.objective import Batch
 
 
 def decode_answers(logits_of: Callable[[Batch], Tensor], batch: Batch, logits: Tensor, count: int) -> Tensor:
-    """Return the first `count` tokens [B, count] that a model says where the labels of each row begin.
+    """Return the first `count` tokens [B, count] that a model generates where the labels of each row begin.
 
-    Every token takes one more pass over the whole batch, so that all ranks make the same passes. Labels stay, and with
-    them the anchors of an objective that thinks. A row without labels, and what lies beyond its end, says nothing.
+    Every token takes one more pass over the whole batch, so that all ranks make the same passes. The labels are kept,
+    because they place the anchors of an objective that thinks. The output is meaningless for a row without labels, and
+    beyond the end of a row.
 
     Args:
-        logits_of: returns what is predicted after each token of a batch, [B, T, V].
+        logits_of: returns the logits after each token of a batch, [B, T, V].
         batch: one example in each row.
-        logits: what `logits_of` returns for it.
+        logits: the result of `logits_of` for the batch.
         count: at least 1.
     """
     tokens, labels, documents, positions = (
@@ -26,7 +27,7 @@ def decode_answers(logits_of: Callable[[Batch], Tensor], batch: Batch, logits: T
     start = (labels >= 0).int().argmax(1, keepdim=True)  # [B, 1]
     place = torch.arange(tokens.size(1), device=tokens.device).expand_as(tokens)
     answer = (place > start) & (place < start + count)
-    # What follows the labels was padding, a document of its own, and is now read as part of the answer
+    # What follows the labels was padding, a separate document, and is now part of the answer
     documents = torch.where(answer, documents.gather(1, start), documents)
     positions = torch.where(answer, positions.gather(1, start) + (place - start).to(positions.dtype), positions)
     said = []

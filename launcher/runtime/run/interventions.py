@@ -1,8 +1,8 @@
-"""Keep account of what was done to a run on its way: interventions.jsonl, a line for each time that it went back.
+"""Record the rollbacks of a run in interventions.jsonl, one line for each.
 
-The file is what counts: it is written before training goes on, so a run that is killed right afterwards, before its
-next checkpoint, leaves out the same data when it resumes. A run that is begun anew in the same folder, or in one into
-which the file was copied, leaves it out from the start, and writes the same numbers.
+The file is authoritative: it is written before training goes on, so a run that is killed before its next checkpoint
+skips the same data when it resumes. A run that is restarted from scratch in the same folder, or in one to which the
+file was copied, skips the data from the start, and writes the same numbers.
 """
 
 from dataclasses import asdict, dataclass
@@ -18,24 +18,24 @@ INTERVENTIONS = "interventions.jsonl"
 
 @dataclass(frozen=True)
 class Intervention:
-    """Say that a run went back to a checkpoint, and why."""
+    """Describe one rollback to a checkpoint, and its reason."""
 
     time: str
     """ISO 8601, with the zone of rank 0's machine."""
     guard: str
-    """What asked for it: the key of its section in `guards`."""
+    """Guard that requested it: the key of its section in `guards`."""
     message: str
-    """What it saw."""
+    """What the guard found."""
     first_step: int
-    """First step that is not trusted, as metrics.jsonl counted when it was made."""
+    """First step that is not trusted, by the count of metrics.jsonl at the time."""
     last_step: int
     back_to: int
     """Step of the checkpoint."""
     skipped: Window
-    """[first, stop) of the data steps that are left out from there on, counted from 0."""
+    """[first, stop) of the data steps that are skipped from then on, counted from 0."""
 
     def __str__(self) -> str:
-        """Return it in one line."""
+        """Return a description in one line."""
         return (
             f"step {self.last_step}: {self.guard}: {self.message}; went back to step {self.back_to}, without the data "
             f"of steps {self.first_step} to {self.last_step}"
@@ -43,10 +43,10 @@ class Intervention:
 
 
 def read_interventions(folder: Path) -> list[Intervention]:
-    """Return what was done to the run in a folder, in order.
+    """Return the interventions of the run in a folder, in order.
 
     Raises:
-        DamagedFileError: a line holds something else.
+        DamagedFileError: a line is not an intervention.
     """
     path = folder / INTERVENTIONS
     if not path.exists():
@@ -55,13 +55,13 @@ def read_interventions(folder: Path) -> list[Intervention]:
 
 
 def write_interventions(folder: Path, made: list[Intervention]) -> None:
-    """Write what was done to a run: the lines of before, and one more."""
+    """Write all interventions of a run: the earlier ones and the new one."""
     remove_leftovers(folder / INTERVENTIONS)
     write_json_lines(folder / INTERVENTIONS, [asdict(each) for each in made])
 
 
 def skipped_in(made: list[Intervention]) -> SkippedData:
-    """Return the data that is left out."""
+    """Return the data that interventions skip."""
     return SkippedData.of(each.skipped for each in made)
 
 

@@ -1,8 +1,8 @@
-"""Account for the wall-clock time of a run: one clock, which charges every moment to one bucket, over all attempts.
+"""Account for the wall-clock time of a run: one clock that charges every moment to one bucket, over all attempts.
 
-An attempt is one start of the run, from the launch of its rank 0 to the end. Its time begins where that of the attempt
-before ended, so that the attempts of a run add up to the time since it was first begun, and nothing is left over but
-what passed while it was complete, until it was made longer.
+An attempt is one start of the run, from the launch of its rank 0 to its end. Its time begins where that of the previous
+attempt ended, so that the attempts of a run add up to the time since it was first started, except for the time between
+the completion of a run and its extension.
 """
 
 import threading
@@ -19,12 +19,12 @@ BUCKETS: tuple[str, ...] = get_args(Bucket)
 
 
 class Ledger:
-    """Charge the time of this process to one bucket after the other, first to `start_up`; threads may read it.
+    """Charge the time of this process to one bucket at a time, first to `start_up`; other threads may read it.
 
     Args:
-        age: seconds of start-up that are over already.
+        age: seconds of start-up that have already passed.
         queue: seconds before the attempt.
-        clock: tells seconds.
+        clock: returns the time in seconds.
     """
 
     def __init__(self, age: float = 0.0, queue: float = 0.0, clock: Callable[[], float] = time.monotonic) -> None:
@@ -34,14 +34,14 @@ class Ledger:
         self._seconds: dict[str, float] = {**dict.fromkeys(BUCKETS, 0.0), "queue": queue}
 
     def enter(self, bucket: Bucket) -> None:
-        """Charge the time until now to the bucket of before, and the time from now on to another."""
+        """Charge the time until now to the current bucket, and the time from now on to `bucket`."""
         with self._lock:
             now = self._clock()
             self._seconds[self.bucket] += now - self._since
             self.bucket, self._since = bucket, now
 
     def lose(self, seconds: float) -> None:
-        """Move time that was spent on steps to `lost`: they are made again."""
+        """Move time spent on steps that must be repeated to `lost`."""
         with self._lock:
             self._seconds = moved(self._seconds, seconds, "lost", "steps")
 
@@ -60,42 +60,42 @@ class Ledger:
 
 @dataclass(frozen=True)
 class Attempt:
-    """Say when an attempt was, where, how far it came, how it ended and where its time went; as far as it has come.
+    """Describe an attempt so far: when and where it ran, how far it came, how it ended, and where its time went.
 
     The seconds of its buckets add up to the time from `queued` to `end`.
     """
 
     queued: float
-    """When its time begins: the end of the attempt before; of the first, and of one that makes a complete run longer,
-    when its Slurm job was submitted."""
+    """When its time begins: the end of the previous attempt. For the first attempt, and one that extends a complete
+    run, when its Slurm job was submitted."""
     start: float
-    """When its Slurm job got its nodes, or else its rank 0 was launched."""
+    """When its Slurm job got its nodes, or without Slurm, when its rank 0 was launched."""
     end: float
-    """Until when its time is accounted for."""
+    """Time up to which it is accounted for."""
     host: str
     pid: int
     slurm_job_id: str | None
     slurm_restart_count: int | None
     ranks: int
     first_step: int | None
-    """The step after which it went on; None before it has come to that."""
+    """The step from which it resumed, or None before training begins."""
     last_step: int | None
     exit_code: int | None
-    """None while it runs, and of one that was killed."""
+    """None while it runs, and if it was killed."""
     why: str | None
     """How it ended, in words."""
     seconds: dict[str, float]
     progress: tuple[tuple[int, float], ...]
-    """Steps with the seconds in bucket `steps` until then: that after which it went on, those at which it saved, and
-    the last; without those that are lost."""
+    """Steps with the seconds in bucket `steps` until then: the one from which it resumed, those at which it saved, and
+    the last, without lost steps."""
 
     @property
     def was_refused(self) -> bool:
-        """Return whether it ended before it came to training, for what was asked of it could not be done."""
+        """Return whether it was refused before training began, because the request could not be carried out."""
         return self.exit_code == UNUSABLE and self.first_step is None
 
     def is_of(self, other: "Attempt") -> bool:
-        """Return whether two records are of one attempt."""
+        """Return whether both records are of the same attempt."""
         return (self.host, self.pid, self.start) == (other.host, other.pid, other.start)
 
     def extended(self, until: float, bucket: Bucket) -> "Attempt":
@@ -104,7 +104,7 @@ class Attempt:
         return replace(self, end=self.end + passed, seconds=moved(self.seconds, passed, bucket))
 
     def without_steps_after(self, step: int) -> "Attempt":
-        """Return the attempt with what it spent on steps after `step`, which are made again, moved to `lost`."""
+        """Return the attempt with its time on steps after `step`, which will be repeated, moved to `lost`."""
         if not self.progress or step > self.progress[-1][0]:
             return self
         kept = seconds_until(self.progress, step)
@@ -125,10 +125,10 @@ class Attempt:
 
     @classmethod
     def from_json(cls, item: dict[str, Any]) -> "Attempt":
-        """Return the attempt of an object of attempts.jsonl.
+        """Return the attempt from an object of attempts.jsonl.
 
         Raises:
-            ValueError: it lacks a key, or has something else in its place.
+            ValueError: a key is missing or has an invalid value.
         """
         try:
             values = {field.name: item[field.name] for field in fields(cls)}
@@ -144,7 +144,7 @@ TIMES = ("queued", "start", "end")
 
 
 def seconds_until(progress: Sequence[tuple[int, float]], step: int) -> float:
-    """Return the seconds that an attempt spent on its steps up to one of them; between two points, in proportion."""
+    """Return the seconds that an attempt spent on steps up to `step`, interpolated between known points."""
     before = progress[0]
     for point in progress:
         if point[0] >= step:
@@ -155,7 +155,7 @@ def seconds_until(progress: Sequence[tuple[int, float]], step: int) -> float:
 
 
 def moved(seconds: dict[str, float], amount: float, to: Bucket, origin: Bucket | None = None) -> dict[str, float]:
-    """Return the seconds of buckets with some more in one of them, and less in another if one is named."""
+    """Return the seconds of buckets with `amount` added to one, and subtracted from `origin` if given."""
     changed = {**seconds, to: seconds[to] + amount}
     return changed if origin is None else {**changed, origin: seconds[origin] - amount}
 
@@ -167,16 +167,16 @@ def total(attempts: Iterable[Attempt]) -> dict[str, float]:
 
 
 def goodput(seconds: dict[str, float]) -> float | None:
-    """Return the share of steps, made once, in all time; None before there is any."""
+    """Return the share of time spent on steps that were kept, or None if no time has passed."""
     whole = sum(seconds.values())
     return seconds["steps"] / whole if whole else None
 
 
 def as_text(moment: float) -> str:
-    """Return seconds since 1970 as ISO 8601 with the zone of this machine."""
+    """Return seconds since 1970 as ISO 8601 in the time zone of this machine."""
     return datetime.fromtimestamp(round(moment, 3)).astimezone().isoformat(timespec="milliseconds")
 
 
 def as_time(text: str) -> float:
-    """Return seconds since 1970 of what `as_text` wrote."""
+    """Return the seconds since 1970 from a result of `as_text`."""
     return datetime.fromisoformat(text).timestamp()

@@ -1,4 +1,4 @@
-"""Append lines to a file of which every line stays whole, on a disk that may be full for a while."""
+"""Append lines to a file and keep every line whole, even if the disk is full for a while."""
 
 import os
 from contextlib import suppress
@@ -8,9 +8,9 @@ from plumbline.launcher.runtime.system.log import LOG
 
 
 class Lines:
-    """Append lines. Those that cannot be written wait in memory for the next one: a log is not worth ending a run.
+    """Append lines. Lines that cannot be written wait in memory for the next one: a log is not worth ending a run.
 
-    Of a line that was written in part nothing stays, or the next one would continue it and nobody could read either.
+    A partly written line is removed, or the next one would continue it and both would be unreadable.
     """
 
     def __init__(self, path: Path) -> None:
@@ -19,10 +19,10 @@ class Lines:
         self._end = self._file.tell()
         self._waiting: list[bytes] = []
         self._is_torn = False
-        """Whether a part of a line may stand behind the last whole one."""
+        """Whether part of a line may follow the last whole one."""
 
     def add(self, line: str) -> None:
-        """Write a line, and those that wait; warn of the first one that has to."""
+        """Write a line and all waiting ones; warn when a line has to wait for the first time."""
         had_room = not self._waiting
         self._waiting.append(line.encode() + b"\n")
         error = self._write()
@@ -38,11 +38,11 @@ class Lines:
             LOG.warning(f"{self._path} lacks its last {len(self._waiting)} lines: {error}")
         try:
             self._file.close()
-        except OSError as late:  # a file system in a network may only now find that it has no room
+        except OSError as late:  # a network file system may report a full disk only now
             LOG.warning(f"{self._path} may lack its last lines: {late}")
 
     def _write(self) -> OSError | None:
-        """Write all lines that wait, or none of them; return what prevents it."""
+        """Write all waiting lines or none; return the error if there is one."""
         data = b"".join(self._waiting)
         done = 0
         try:
@@ -52,7 +52,7 @@ class Lines:
             while done < len(data):
                 done += self._file.write(data[done:])
         except OSError as error:
-            with suppress(OSError):  # of a file system that is away; tried again ahead of the next line
+            with suppress(OSError):  # if the file system is unavailable; retried before the next line
                 self._mend()
             return error
         self._is_torn = False
@@ -61,6 +61,6 @@ class Lines:
         return None
 
     def _mend(self) -> None:
-        """Drop what was written of lines in part, which takes no room."""
+        """Remove a partly written line, which needs no disk space."""
         os.ftruncate(self._file.fileno(), self._end)
         self._is_torn = False

@@ -1,10 +1,11 @@
 """Allow one launch at a time for each run folder, whichever launcher starts it.
 
 The lock is a POSIX record lock on the file `lock` of the run folder: it works over NFS, and the kernel or the NFS
-server takes it back when its holder dies; a server of NFS 3 may not do so while the holder's host is down, see `hold`.
-The file says who holds it, and stays when nobody does.
-A process must not open the file while it holds the lock: closing any descriptor of it would give the lock up. Nothing
-here imports torch.
+server releases it when its holder dies, except that an NFS 3 server may not while the holder's host is down, see
+`hold`. The file names the holder, and stays when nobody holds the lock.
+
+A process must not open the file again while it holds the lock: closing any descriptor of it would release the lock.
+Nothing here imports torch.
 """
 
 import errno
@@ -26,11 +27,11 @@ from plumbline.launcher.runtime.system.log import LOG
 
 LOCK = "lock"
 FLOCK = "hhqqi"  # struct flock of Linux on 64 bits: type, whence, start, length, process
-LEASE_SECONDS = 120.0  # how long a requeued job waits for its own lock: an NFS server keeps that of a dead node a while
+LEASE_SECONDS = 120.0  # how long a requeued job waits for its own lock, which an NFS server keeps for a dead node
 
 
 class RunLockedError(ValueError):
-    """Report a run folder that another process trains in; `passes` if that is an earlier attempt of the same job."""
+    """Signal that another process trains in a run folder; `passes` if it is an earlier attempt of the same job."""
 
     def __init__(self, message: str, passes: bool = False) -> None:
         super().__init__(message)
@@ -39,19 +40,19 @@ class RunLockedError(ValueError):
 
 @contextmanager
 def hold(folder: Path, patience: float = 0.0, pulse: Path | None = None) -> Iterator[Callable[[], bool]]:
-    """Hold the lock of a run folder, which is made if need be; other processes are refused meanwhile.
+    """Hold the lock of a run folder, which is created if necessary; other processes are refused meanwhile.
 
-    Where the file system has no locks, this warns and goes on. Yields a function that says whether the lock is still
-    ours: a later attempt may have put another in its place while this host was cut off.
+    If the file system has no locks, this warns and goes on. Yields a function that returns whether the lock is still
+    ours: a later attempt may have replaced it while this host was cut off.
 
     Args:
-        folder: of the run.
-        patience: seconds to wait for a holder that belongs to the Slurm job of this process: an earlier attempt of it.
-        pulse: a file that a holder writes time and again as long as it lives. If an earlier attempt has not done so for
-            all that time, its lock is not waited for: over NFS 3 that of a dead node stays until the node is back.
+        folder: the run folder.
+        patience: seconds to wait for a holder that is an earlier attempt of this process's Slurm job.
+        pulse: a file that a living holder writes regularly. If an earlier attempt has not written it for `patience`,
+            its lock is replaced: over NFS 3 the lock of a dead node stays until the node is back.
 
     Raises:
-        RunLockedError: another process holds it; names its host, process and Slurm job.
+        RunLockedError: another process holds the lock; names its host, process and Slurm job.
         OSError: the folder cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -71,7 +72,7 @@ def hold(folder: Path, patience: float = 0.0, pulse: Path | None = None) -> Iter
         mine = os.fstat(descriptor)
 
         def is_ours() -> bool:
-            with suppress(OSError):  # removed, or away for a moment
+            with suppress(OSError):  # removed, or unavailable for a moment
                 return os.path.samestat(mine, (folder / LOCK).stat())
             return True
 
@@ -81,7 +82,7 @@ def hold(folder: Path, patience: float = 0.0, pulse: Path | None = None) -> Iter
 
 
 def _acquire(descriptor: int, folder: Path, patience: float, pulse: Path | None) -> int:
-    """Lock the file, or one that takes its place, and return the descriptor; or raise RunLockedError."""
+    """Lock the file, or a replacement of it, and return the descriptor; raises RunLockedError if it is held."""
     deadline = time.monotonic() + patience
     before = _last_write(pulse)
     while True:
@@ -120,26 +121,26 @@ def _is_before(owner: Mapping[str, Any]) -> bool:
 
 
 def _last_write(pulse: Path | None) -> float | None:
-    """Return when the file was written last, by the clock of its file system; None where there is none."""
+    """Return when the file was last written, by the clock of its file system, or None if there is no file."""
     return pulse.stat().st_mtime if pulse is not None and pulse.exists() else None
 
 
 def _in_its_place(folder: Path) -> int:
-    """Lock a new file, put it where the old one is, and return its descriptor."""
+    """Lock a new file, replace the old one by it, and return its descriptor."""
     new = folder / f".{LOCK}.{uuid.uuid4().hex[:8]}"
     descriptor = os.open(new, os.O_RDWR | os.O_CREAT, 0o666)
-    fcntl.lockf(descriptor, fcntl.LOCK_EX)  # which nobody else knows of
+    fcntl.lockf(descriptor, fcntl.LOCK_EX)  # nobody else has opened it yet
     new.replace(folder / LOCK)
     return descriptor
 
 
 def owner_of(folder: Path) -> dict[str, Any] | None:
-    """Return what the holder of a run's lock wrote about itself, without taking the lock; None: nobody holds it.
+    """Return what the holder of a run's lock wrote about itself, without taking the lock, or None if nobody holds it.
 
-    That is told of holders on this machine; those on others are seen over NFS, and not on every file system.
+    Holders on this machine are always found; those on others over NFS, but not on every file system.
 
     Raises:
-        OSError: the file system has no locks, or the file is not ours to read.
+        OSError: the file system has no locks, or this user may not read the file.
     """
     if not (folder / LOCK).exists():
         return None
@@ -153,7 +154,7 @@ def owner_of(folder: Path) -> dict[str, Any] | None:
 
 
 def _read_owner(descriptor: int) -> dict[str, Any]:
-    """Return what the holder wrote about itself; nothing if it has not come to that yet."""
+    """Return what the holder wrote about itself, which is empty before it has written."""
     try:
         owner = json.loads(os.pread(descriptor, 4096, 0))
     except ValueError:

@@ -1,4 +1,4 @@
-"""Show how far training has come: a bar on a terminal, a line every few seconds in a log."""
+"""Show the progress of training: a bar on a terminal, a line every few seconds in a log."""
 
 import sys
 import time
@@ -15,16 +15,16 @@ BAR = "step {n_fmt}/{total_fmt} |{bar:10}| {desc}"
 
 
 class StepProgress:
-    """Tell of training steps as they are logged."""
+    """Show training steps as they are logged."""
 
     def __init__(self, step: int, total_steps: int, work_before: Callable[[int], int]) -> None:
         """Begin at a step.
 
         Args:
-            step: that training (re)starts from.
-            total_steps: of the run.
-            work_before: work of the first so many steps, in any unit: where steps differ in size, time left does not
-                go by their number.
+            step: step from which training (re)starts.
+            total_steps: number of steps of the run.
+            work_before: returns the work of the first n steps, in any unit, to estimate the time left when steps
+                differ in size.
         """
         self._total, self._work_before = total_steps, work_before
         self._bar = tqdm(
@@ -40,7 +40,7 @@ class StepProgress:
         self._printed = float("-inf")
 
     def update(self, record: dict[str, Any]) -> None:
-        """Tell of a step, on a terminal at once, in a log at most every few seconds (the first and last always)."""
+        """Show a step: on a terminal at once, in a log at most every few seconds (the first and last always)."""
         step, now = record["step"], time.monotonic()
         eta = f"eta {self._time_left(step, now)}"
         mfu = ""
@@ -50,7 +50,7 @@ class StepProgress:
             f"loss {record['loss']:.4f}  lr {record['lr']:.2e}  grad {record['grad_norm']:.2f}  "
             f"{record['tokens_per_second']:,.0f} tokens/s{mfu}"
         )
-        self._bar.set_description_str(f"{eta}  {told}", refresh=False)  # what has no room is cut off at the end
+        self._bar.set_description_str(f"{eta}  {told}", refresh=False)  # cut off at the end if it is too long
         self._bar.update(step - self._bar.n)
         if now - self._printed < LOG_SECONDS and step != self._total:
             return
@@ -59,9 +59,9 @@ class StepProgress:
         TRAINING.info(line, extra={"in_bar": not self._bar.disable})
 
     def _time_left(self, step: int, now: float) -> str:
-        """Return the time left by what passed since the first step that was told of.
+        """Return the time left, extrapolated from the time since the first step that was shown.
 
-        What was before it says nothing: start-up, compilation, and on a busy machine many times what a step takes.
+        The time before it is not representative: start-up, compilation, and on a busy machine many times a step's time.
         """
         done, whole = self._work_before(step), self._work_before(self._total)
         if self._first is None:
@@ -72,5 +72,5 @@ class StepProgress:
         return "-:--" if done == first else duration((now - since) / (done - first) * (whole - done))
 
     def close(self) -> None:
-        """Leave the bar as it is, on a line of its own."""
+        """Leave the bar in place, on its own line."""
         self._bar.close()

@@ -1,4 +1,4 @@
-"""Define held-out loss and exact match on tasks once, for the loop, `eval.py` and all that compares models."""
+"""Define held-out loss and exact match on tasks once, for the loop, `eval.py` and all model comparisons."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -21,7 +21,7 @@ Reduce = Callable[[list[float]], list[float]]  # numbers of one rank -> their su
 
 @dataclass(frozen=True)
 class LossSums:
-    """Hold what a mean loss is made of; the sums of several batches or ranks are added before anything is divided."""
+    """Hold the sums behind a mean loss; those of several batches or ranks are added before anything is divided."""
 
     nats: float = 0.0
     """Summed cross-entropy."""
@@ -44,18 +44,18 @@ class LossSums:
 
 @dataclass(frozen=True)
 class AnswerSums(LossSums):
-    """Hold what exact match on a task is made of, beside the loss."""
+    """Hold the sums behind exact match on a task, in addition to the loss."""
 
     right_tokens: float = 0.0
-    """Number of answer tokens with the largest logit of their position."""
+    """Number of answer tokens with the largest logit at their position."""
     examples: float = 0.0
     """Number of rows with an answer."""
     right_examples: float = 0.0
-    """Number of rows whose every answer token has the largest logit."""
+    """Number of rows in which every answer token has the largest logit."""
     right_conclusions: float = 0.0
-    """Number of rows in which what the model says by itself ends in the right candidate, whatever its steps."""
+    """Number of rows in which the decoded answer ends in the right candidate, whatever its steps."""
     right_deeper: float = 0.0
-    """Number of rows in which the deeper candidate is the right one; half of those in which both are as deep."""
+    """Number of rows in which the deeper candidate is right, plus half of those in which both are equally deep."""
 
     def result(self, split: WindowStream) -> "HeldOutLoss":
         """Return the means over the examples of a split."""
@@ -76,44 +76,45 @@ class Scorer(Protocol):
     """Describe what can be scored: a training engine or an opened model."""
 
     def evaluate(self, batch: Batch, thinking: bool = False) -> LossSums:
-        """Return the sums of the loss on a batch; with `thinking`, by the predictions of an objective that thinks."""
+        """Return the sums of the loss on a batch; with `thinking`, of predictions with the objective's thoughts."""
 
     def logits(self, batch: Batch, thinking: bool = False) -> Tensor:
-        """Return what is predicted after each token of a batch in the same way: [B, T, V], fp32."""
+        """Return the logits after each token of a batch, in the same way: [B, T, V], fp32."""
 
 
 @dataclass(frozen=True)
 class HeldOutLoss:
-    """Hold what a model scores on a split, or on a part of one."""
+    """Hold a model's scores on a split, or on a part of one."""
 
     loss: float
     """Mean cross-entropy, nats per token."""
     perplexity: float
     """exp(loss)."""
     bits_per_byte: float | None
-    """loss in bits x the split's tokens per byte of source text: comparable across tokenizers. None: bytes unknown."""
+    """Loss in bits x the split's tokens per byte of source text, comparable across tokenizers; None if the number of
+    bytes is unknown."""
     tokens: int
     """Number of predicted tokens."""
     examples: int | None = None
-    """Number of examples with an answer; None where there is no task."""
+    """Number of examples with an answer, or None without a task."""
     exact_match: float | None = None
-    """Share of the examples of a task whose every answer token is the likeliest one; None where there is no task."""
+    """Share of a task's examples in which every answer token is the most likely one, or None without a task."""
     accuracy: float | None = None
-    """Share of the answer tokens of a task that are the likeliest ones; None where there is no task."""
+    """Share of a task's answer tokens that are the most likely ones, or None without a task."""
     answer_match: float | None = None
-    """Share of the examples whose greedily decoded answer ends in the right one of two candidates, whatever its steps;
-    None where there are no candidates."""
+    """Share of the examples whose greedily decoded answer ends in the right one of two candidates, whatever its steps,
+    or None without candidates."""
     deeper_candidate: float | None = None
-    """Share of the examples that whoever chooses the deeper candidate, and by lot between equals, gets right without
-    reading which root is asked about; None where that is a guess."""
+    """Share of the examples that one gets right without reading the question's root, by choosing the deeper candidate
+    (at random between equals), or None if that is a guess."""
 
     def metrics(self, name: str) -> dict[str, float | int]:
-        """Return the entries for metrics.jsonl, eval/NAME/loss and so on, as far as they are known."""
+        """Return the known entries for metrics.jsonl, eval/NAME/loss and so on."""
         return {f"eval/{name}/{key}": value for key, value in asdict(self).items() if value is not None}
 
     @property
     def exact_match_interval(self) -> tuple[float, float] | None:
-        """Return the 95 % interval of exact_match over unlimited examples; None without examples."""
+        """Return the 95 % interval of exact_match over unlimited examples, or None without examples."""
         if self.exact_match is None or self.examples is None:
             return None
         return wilson_interval(self.exact_match * self.examples, self.examples)
@@ -140,10 +141,10 @@ def held_out_loss(
     """Return the loss on batches of a split, over all ranks.
 
     Args:
-        scorer: what is scored.
+        scorer: the engine or model to score.
         batches: this rank's share of the split.
-        split: where they come from: text of known length, or a task with answers.
-        thinking: score the predictions of an objective that thinks.
+        split: source of the batches: text of known length, or a task with answers.
+        thinking: score predictions with the objective's thoughts.
         reduce: returns the sums over ranks.
     """
     sums: LossSums = AnswerSums() if split.has_answers else LossSums()
@@ -159,7 +160,7 @@ def held_out_loss(
 
 
 def candidates_of(split: WindowStream) -> CandidatesConfig | None:
-    """Return the task of a split that asks which of two candidates is right; None where there is no such question."""
+    """Return the task of a split that asks which of two candidates is right, or None if it is not such a task."""
     return split.task if isinstance(split, TaskStream) and isinstance(split.task, CandidatesConfig) else None
 
 
@@ -171,9 +172,10 @@ def _with_choices(
     logits: Tensor,
     reduce: Reduce,
 ) -> AnswerSums:
-    """Return the sums of a batch with those of its choices between two candidates: the model's, and the deeper one.
+    """Return the sums of a batch, including those for choices between two candidates: the model's, and the deeper one.
 
-    An answer that is right token by token is what greedy decoding says. If any rank has others, all decode.
+    If every token of an answer has the largest logit, greedy decoding gives that answer. If any rank has other answers,
+    all ranks decode.
     """
     deeper = sum(task.deeper_candidate(number) or 0.0 for number in batch["sample_index"].tolist() if number >= 0)
     found = replace(found, right_conclusions=found.right_examples, right_deeper=deeper)
@@ -186,7 +188,7 @@ def _with_choices(
 
 
 def worse_than_guessing(loss: float, vocab_size: int) -> str | None:
-    """Return what to say of a loss, nats per token, that is a nat above that of guessing, or more; None of others."""
+    """Return a warning about a loss, nats per token, that exceeds that of guessing by at least a nat, else None."""
     guessing = math.log(vocab_size)
     if not loss > guessing + 1:
         return None
@@ -201,7 +203,7 @@ def wilson_interval(successes: float, trials: float) -> tuple[float, float]:
 
     Unlike the share with its standard error, it stays within 0 and 1 and does not shrink to a point at either end.
     """
-    z = 1.959964  # of the normal distribution, 95 % lie within so many standard deviations
+    z = 1.959964  # 95 % of the normal distribution lie within this many standard deviations
     share, penalty = successes / trials, z**2 / trials
     middle = share + penalty / 2
     half = math.sqrt(share * (1 - share) * penalty + penalty**2 / 4)

@@ -1,4 +1,4 @@
-"""Keep the history of a run: a line of starts.jsonl for each start, with its configuration and what changed in it."""
+"""Keep the history of a run: a line in starts.jsonl for each start, with its configuration and what changed in it."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -17,30 +17,30 @@ from plumbline.launcher.runtime.system.log import LOG
 
 STARTS = "starts.jsonl"
 TOLD = ("command", "host", "world_size", "slurm_job_id", "python", "packages", "git_commit", "git_dirty")
-"""Facts of environment.json that each line has; that file is of the newest start alone."""
+"""Facts of environment.json that each line has, since that file describes only the newest start."""
 ALWAYS_NEW = ("command", "slurm_job_id", "memory_bytes")
-"""Facts whose change says nothing of its own."""
+"""Facts that change at every start."""
 
 
 @dataclass(frozen=True)
 class Start:
-    """Say from where a run went on, when, and as what."""
+    """Describe one start of a run: from which step, when, and with which configuration."""
 
     time: datetime
     step: int
-    """Step that it went on from."""
+    """Step from which it started."""
     ranks: int
     config: Config | None
-    """None where it was not written down, or is not one of this version."""
+    """Its configuration, or None if it was not recorded or is not valid in this version."""
     training: int
-    """How often, up to this start, a key changed that makes other steps."""
+    """Number of starts so far that changed a key with an effect on training steps."""
 
 
 def read_starts(folder: Path) -> Iterator[Start]:
-    """Yield the starts of a run, in their order; runs of before have no list.
+    """Yield the starts of a run, in order; older runs have no list.
 
     Raises:
-        DamagedFileError: a line is no start.
+        DamagedFileError: a line is not a start.
     """
     path, training = folder / STARTS, 0
     for number, line in read_json_lines(path) if path.exists() else ():
@@ -57,10 +57,10 @@ def read_starts(folder: Path) -> Iterator[Start]:
 
 
 def as_moment(text: Any, place: str) -> datetime:
-    """Return a time of ISO 8601.
+    """Parse a time in ISO 8601.
 
     Raises:
-        DamagedFileError: it is none; names the place.
+        DamagedFileError: it is not a time; names the place.
     """
     try:
         return datetime.fromisoformat(text).astimezone()
@@ -76,12 +76,12 @@ def _config(values: Any, place: str) -> Config | None:
 
 
 def note_start(config: Config, facts: Mapping[str, Any], step: int) -> None:
-    """Add the line of this start, while config.yaml and environment.json are still those of the start before.
+    """Add the line of this start, while config.yaml and environment.json are still those of the previous start.
 
     Args:
         config: the run.
-        facts: what environment.json will hold.
-        step: that training goes on from.
+        facts: the future contents of environment.json.
+        step: step from which training starts.
     """
     path = config.run.folder / STARTS
     remove_leftovers(path)
@@ -102,7 +102,7 @@ def note_start(config: Config, facts: Mapping[str, Any], step: int) -> None:
 
 
 def _changes(config: Config, facts: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return key -> its value at the start before and now; None of a first start, or where nobody knows."""
+    """Return key -> its values at the previous start and now, or None if there is none or it is unknown."""
     folder = config.run.folder
     if not (folder / "config.yaml").exists():
         return None

@@ -1,7 +1,7 @@
-"""Keep a run's status and ledger while this process works on it; what others read is in `status_file.py`.
+"""Keep a run's status and ledger while this process works on it; `status_file.py` has the files that others read.
 
-The loop only says what it begins to do. A thread writes, every few seconds and whenever that changes, so that neither a
-step nor a slow disk waits for the other. A disk that is full is a warning.
+The loop only reports what it begins to do. A thread writes it, every few seconds and at every change, so that steps do
+not wait for a slow disk. A full disk causes a warning.
 """
 
 import os
@@ -47,15 +47,15 @@ DOING: dict[Bucket, str] = {
     "evaluation": "evaluating",
     "shutdown": "ending",
 }
-"""States of a run at work, by what its time is charged to."""
-PAUSE = 0.5  # least seconds between two writes
-PATIENCE = 5.0  # seconds that the end of an attempt waits for a write that is under way
-POINTS = 64  # newest saves whose time is known exactly: no resume goes back further
+"""State of a running run, by the bucket that its time is charged to."""
+PAUSE = 0.5  # minimum seconds between two writes
+PATIENCE = 5.0  # seconds that the end of an attempt waits for a write in progress
+POINTS = 64  # newest saves whose time is kept: no resume goes back further
 REACHED = ("step", "tokens", "loss", "tokens_per_second")
-"""What a status says of training; a start that never came to it leaves that as it was."""
+"""Fields on the progress of training; a start that never reaches training leaves them unchanged."""
 ASKED = ("total_steps", "total_tokens")
-"""How far training is to go; a start that was refused leaves that as well, but one under way may ask for more."""
-WHY_LENGTH = 500  # letters of an error that are kept
+"""Fields on the length of training; a refused start leaves them unchanged too, but a running one may raise them."""
+WHY_LENGTH = 500  # characters of an error that are kept
 
 T = TypeVar("T")
 Newest = Callable[[Path], Saved | None]
@@ -67,13 +67,13 @@ def begin_attempt(folder: Path, world: World, newest: Newest) -> Iterator["RunSt
     """Hold the lock of a run folder on rank 0 and keep the run's status there. All ranks must call.
 
     Args:
-        folder: of the run.
+        folder: the run folder.
         world: this process among all.
         newest: finds the newest checkpoint.
 
     Raises:
-        RunLockedError: on all ranks: another process holds the lock.
-        OSError: on all ranks: the folder cannot be written.
+        RunLockedError: on all ranks, if another process holds the lock.
+        OSError: on all ranks, if the folder cannot be written.
     """
     held: list[Callable[[], bool]] = []
     with ExitStack() as stack:
@@ -82,7 +82,7 @@ def begin_attempt(folder: Path, world: World, newest: Newest) -> Iterator["RunSt
 
 
 def note_refusal(folder: Path, ranks: int, newest: Newest, code: int, error: Exception) -> None:
-    """Note a start that was refused before it came to the lock, in a run folder that is there and not complete."""
+    """Record a start that was refused before it took the lock, if the run folder exists and is not complete."""
     if not folder.is_dir() or (folder / RESULT).exists():
         return
     with suppress(RunLockedError, OSError), hold(folder), RunStatus(folder, ranks, newest) as status:
@@ -90,15 +90,15 @@ def note_refusal(folder: Path, ranks: int, newest: Newest, code: int, error: Exc
 
 
 class RunStatus:
-    """Charge the time of this process to buckets, and keep the status of a run where one is given, on its rank 0.
+    """Charge the time of this process to buckets, and keep the status of a run on its rank 0, if a folder is given.
 
-    As a context it ends the attempt with what leaves it: an exception that nobody has taken is a bug.
+    As a context it ends the attempt on exit: an exception that was not handled inside is a bug.
 
     Args:
-        folder: of the run, whose lock this process holds; None: nothing is written.
-        ranks: of this attempt.
+        folder: the run folder, whose lock this process holds, or None to write nothing.
+        ranks: number of ranks of this attempt.
         newest: finds the newest checkpoint.
-        is_ours: says whether the lock is still this process's; where it is not, the process ends.
+        is_ours: returns whether this process still holds the lock; if not, the process ends.
     """
 
     def __init__(
@@ -130,25 +130,25 @@ class RunStatus:
     def __exit__(
         self, _kind: type[BaseException] | None, error: BaseException | None, _traceback: TracebackType | None
     ) -> None:
-        """End the attempt, if nobody has said how it ends."""
+        """End the attempt, unless `end` was called."""
         if error is not None:
             code = INTERRUPTED if isinstance(error, KeyboardInterrupt) else CRASHED
             self.end(code, f"{type(error).__name__}: {error}")
 
     def begin(self, step: int, tokens: int, total_steps: int, total_tokens: int) -> None:
-        """Say after which step training goes on: later ones, which attempts before have made, are lost."""
+        """Record the step from which training starts: later steps of earlier attempts are lost."""
         self._totals = total_steps, total_tokens
         self._stand_at(step, tokens, [(step, 0.0)])
 
     def went_back(self, step: int, tokens: int) -> None:
-        """Say that training goes on after an earlier step: later ones are lost. No step is being made."""
+        """Record that training goes back to an earlier step: later ones are lost. No step may be in progress."""
         points = [*self._saves, *([self._made] if self._made else [])]
         kept = seconds_until(points, step)
         self.ledger.lose(self.ledger.spent("steps") - kept)
         self._stand_at(step, tokens, [*(point for point in self._saves if point[0] < step), (step, kept)])
 
     def _stand_at(self, step: int, tokens: int, saves: list[tuple[int, float]]) -> None:
-        """Stand at a step, known when by the last of `saves`; what attempts before made of later ones is lost."""
+        """Set the current step, whose time is the last of `saves`; later steps of earlier attempts are lost."""
         self._saves, self._made, self._tokens = saves, saves[-1], tokens
         settled = [attempt.without_steps_after(step) for attempt in self._ended]
         if settled != self._ended and self._folder is not None:
@@ -166,30 +166,30 @@ class RunStatus:
             self._wake.set()
 
     def reached(self, step: int, tokens: int) -> None:
-        """Say how many steps are made."""
+        """Record the number of completed steps."""
         self._made, self._tokens = (step, self.ledger.spent("steps")), tokens
 
     def logged(self, record: Mapping[str, Any]) -> None:
-        """Take loss and speed from a line of metrics.jsonl."""
+        """Record loss and speed from a line of metrics.jsonl."""
         self._logged = record
 
     @property
     def step(self) -> int:
-        """Return how many steps of the run are made; 0 before training begins."""
+        """Return the number of completed steps of the run; 0 before training begins."""
         return 0 if self._made is None else self._made[0]
 
     @property
     def save_seconds(self) -> float:
-        """Return how long the last save took, of this attempt or of the one before; 0 before the first."""
+        """Return how long the last save of this or the previous attempt took; 0 before the first."""
         return self._save_seconds or 0.0
 
     def saved(self, seconds: float) -> None:
-        """Say how long the last checkpoint was being written."""
+        """Record how long writing the last checkpoint took."""
         self._save_seconds = seconds
 
     def end(self, code: int, why: str) -> int:
-        """Say how the attempt ends; who comes second is not heard. Returns the exit code."""
-        if self._writing.acquire(timeout=PATIENCE):  # a disk that hangs must not keep the process from ending
+        """Record how the attempt ends; only the first call counts. Returns its exit code."""
+        if self._writing.acquire(timeout=PATIENCE):  # a hanging disk must not keep the process alive
             try:
                 self._end(code, why)
             finally:
@@ -205,7 +205,7 @@ class RunStatus:
         self._wake.set()
         before = self._before
         if before is not None and self._attempt.was_refused and self._was_complete:
-            self._try_to(lambda folder: write_json(folder / STATUS, before.to_json()))  # nothing has come of it
+            self._try_to(lambda folder: write_json(folder / STATUS, before.to_json()))  # the attempt did nothing
             return
         self._try_to(self._write_status)
         self._try_to(lambda folder: write_attempts(folder, [*self._ended, self._attempt]))
@@ -216,7 +216,7 @@ class RunStatus:
         return bool(self._ended) and that_counts(self._ended).exit_code == COMPLETE
 
     def _begin_in(self, folder: Path, ranks: int) -> None:
-        """Close the attempt before if it was killed, begin a new one, and keep it written."""
+        """Close the previous attempt if it was killed, begin a new one, and start writing it."""
         launched, job = launch.process_start(), launch.job_times()
         start = launched if job is None else min(launched, job.started)
         queued = start if job is None else min(start, job.submitted)
@@ -224,11 +224,11 @@ class RunStatus:
         self._save_seconds = None if self._before is None else self._before.save_seconds
         if self._ended:
             end = self._ended[-1].end
-            queued = max(queued, end) if self._was_complete else end  # a complete run waits for nothing
+            queued = max(queued, end) if self._was_complete else end  # a complete run was not waiting
             start = max(start, end)
         start = round(start, 3)
         queued = min(queued, start)
-        # This host's clock may be behind that of the attempt before
+        # This host's clock may be behind that of the previous attempt
         self.ledger = Ledger(age=max(0.0, time.time() - start), queue=start - queued)
         self._attempt = Attempt(
             queued=queued,
@@ -263,14 +263,14 @@ class RunStatus:
 
     def _write(self) -> None:
         with self._writing:
-            if not self._has_ended:  # then the lock may be another's already
+            if not self._has_ended:  # after that another process may hold the lock
                 self._try_to(self._write_status)
 
     def _write_status(self, folder: Path) -> None:
         write_json(folder / STATUS, self._document(folder).to_json())
 
     def _try_to(self, write: Callable[[Path], None]) -> None:
-        """Write to the run folder; warn once of what fails, until something succeeds."""
+        """Write to the run folder; warn of the first failure after a success."""
         assert self._folder is not None
         try:
             write(self._folder)
@@ -306,7 +306,7 @@ class RunStatus:
         return replace(found, **{name: getattr(self._before, name) for name in kept})
 
     def _so_far(self) -> Attempt:
-        """Return the attempt until now."""
+        """Return the current attempt up to now."""
         made, saves, seconds = self._made, self._saves, self.ledger.read()
         later = made is not None and made[0] > saves[-1][0]
         return replace(
@@ -320,9 +320,9 @@ class RunStatus:
 
 
 def _close_before(folder: Path, until: float) -> tuple[list[Attempt], Status | None]:
-    """Return the attempts before, and the status of the last one.
+    """Return the previous attempts, and the status of the last one.
 
-    If the last one was killed, it is closed here and noted down.
+    If the last one was killed, it is closed and recorded here.
     """
     for name in (STATUS, ATTEMPTS):
         remove_leftovers(folder / name)
@@ -337,7 +337,7 @@ def _close_before(folder: Path, until: float) -> tuple[list[Attempt], Status | N
 
 
 def _read_or_put_aside(folder: Path, name: str, read: Callable[[Path], T]) -> T | None:
-    """Return what is in a file of the folder; a damaged one is renamed, or the next write would lose it."""
+    """Return the contents of a file in the folder; a damaged file is renamed, so that the next write keeps it."""
     try:
         return read(folder)
     except (OSError, ValueError) as error:

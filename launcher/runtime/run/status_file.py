@@ -1,7 +1,7 @@
-"""Read and write what a run says of itself: status.json, and attempts.jsonl with a line for each attempt that ended.
+"""Read and write a run's status.json, and attempts.jsonl with a line for each attempt that ended.
 
-status.json is written whole by rank 0 every few seconds, so whoever reads it has the sums of an attempt that was killed
-but for the last seconds. Nothing here imports torch.
+Rank 0 replaces status.json every few seconds, so for a killed attempt it has the sums up to the last seconds. Nothing
+here imports torch.
 """
 
 import json
@@ -21,7 +21,7 @@ from plumbline.launcher.runtime.system.log import LOG
 
 STATUS, ATTEMPTS = "status.json", "attempts.jsonl"
 RESULT = "result.json"
-"""Has the final scores; it is there when the run is complete."""
+"""File with the final scores, which exists when the run is complete."""
 INTERVAL = 5.0  # seconds between two writes while nothing happens
 SILENT = "ended without a word: killed, or its node failed"
 
@@ -37,25 +37,25 @@ class Saved:
 
 @dataclass(frozen=True)
 class Status:
-    """Say where a run stood when this was written."""
+    """Describe the state of a run when this was written."""
 
     state: str
-    """starting, training, saving, evaluating or ending; or complete, stopped, diverged, hung or failed."""
+    """One of starting, training, saving, evaluating or ending; or complete, stopped, diverged, hung or failed."""
     step: int | None
     total_steps: int | None
     tokens: int | None
     total_tokens: int | None
     loss: float | None
-    """Of the last logged step; None before there is one, or where it is not finite."""
+    """Loss of the last logged step, or None if there is none or it is not finite."""
     tokens_per_second: float | None
     checkpoint: Saved | None
-    """The newest."""
+    """Newest checkpoint."""
     save_seconds: float | None
-    """How long the last checkpoint of this attempt, or of the one before, was being written."""
+    """How long writing the last checkpoint of this or the previous attempt took."""
     starts: int
     updated: float
     attempt: Attempt
-    """The newest."""
+    """Newest attempt."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the document of status.json."""
@@ -73,10 +73,10 @@ class Status:
 
     @classmethod
     def from_json(cls, item: dict[str, Any]) -> "Status":
-        """Return the status of a document.
+        """Return the status from a document.
 
         Raises:
-            ValueError: it lacks a key, or has something else in its place.
+            ValueError: a key is missing or has an invalid value.
         """
         try:
             values = {field.name: item[field.name] for field in fields(cls)}
@@ -89,10 +89,10 @@ class Status:
 
 
 def read_status(folder: Path) -> Status | None:
-    """Return the status of a run as it was last written; None where there is none.
+    """Return the status of a run as last written, or None if there is none.
 
     Raises:
-        ValueError: the file is damaged, or of another version; names it.
+        ValueError: the file is damaged or has another version; names it.
         OSError: it cannot be read.
     """
     path = folder / STATUS
@@ -105,10 +105,10 @@ def read_status(folder: Path) -> Status | None:
 
 
 def read_attempts(folder: Path) -> list[Attempt]:
-    """Return the attempts of a run that ended and said so.
+    """Return the attempts of a run whose end was recorded.
 
     Raises:
-        ValueError: the file is damaged, or of another version; names it.
+        ValueError: the file is damaged or has another version; names it.
         OSError: it cannot be read.
     """
     path = folder / ATTEMPTS
@@ -126,14 +126,14 @@ def write_attempts(folder: Path, attempts: Sequence[Attempt]) -> None:
 
 
 def with_last(ended: Sequence[Attempt], last: Attempt | None, until: float) -> list[Attempt]:
-    """Return all attempts of a run of which nobody is at work, the last one closed if it was killed.
+    """Return all attempts of a run on which no process is working, with the last one closed if it was killed.
 
-    Nobody knows when it died, but that it would have written again; what it did until then is lost.
+    The time of its death is only known to be before its next write would have been due; its work until then is lost.
 
     Args:
-        ended: those that said so.
-        last: of status.json.
-        until: when it was dead for certain.
+        ended: attempts whose end was recorded.
+        last: the attempt in status.json.
+        until: a time when it was dead for certain.
     """
     if last is None or (ended and ended[-1].is_of(last)):
         return [*ended]
@@ -143,9 +143,9 @@ def with_last(ended: Sequence[Attempt], last: Attempt | None, until: float) -> l
 
 
 def told_by_rank_0(folder: Path) -> int | None:
-    """Return the exit code that rank 0 has told for this attempt of a Slurm job; None where it told none.
+    """Return the exit code that rank 0 recorded for this attempt of a Slurm job, or None if it recorded none.
 
-    What it refuses alone, srun does not return: the other ranks wait for it, and are killed.
+    If rank 0 alone refuses, srun does not return its code: the other ranks wait for it, and are killed.
     """
     with suppress(ValueError, OSError):
         status = read_status(folder)
@@ -159,10 +159,10 @@ def _is_of_this_job(attempt: Attempt) -> bool:
 
 
 def note_end_of_job(folder: Path, code: int) -> None:
-    """Charge the time until now to the attempt of the Slurm job that this process ends: its ranks were waited for.
+    """Charge the time until now to the attempt of the Slurm job that this process ends: it has waited for its ranks.
 
-    Of an attempt whose rank 0 was killed, that time is lost, and `code` its exit code. Nothing is done, at most with a
-    warning, where another attempt was the last, somebody is at work, or the files cannot be used: the job has to end.
+    If the attempt's rank 0 was killed, that time is lost, and `code` is its exit code. Nothing is done, at most with a
+    warning, if the last attempt was another one, a process is at work, or the files are unusable: the job has to end.
     """
     if not (folder / STATUS).exists():
         return
@@ -190,14 +190,14 @@ def _note_end_of_job(folder: Path, code: int) -> None:
 
 
 def that_counts(attempts: Sequence[Attempt]) -> Attempt:
-    """Return the attempt that says how a run stands: the newest that was not refused, or the newest where all were.
+    """Return the attempt that determines a run's state: the newest that was not refused, or the newest if all were.
 
     Args:
-        attempts: of the run, at least one; none of them goes on.
+        attempts: of the run, at least one; none of them is running.
     """
     return next((attempt for attempt in reversed(attempts) if not attempt.was_refused), attempts[-1])
 
 
 def state_after(code: int | None) -> str:
-    """Return the state of a run that ended with an exit code; None: nobody knows it."""
+    """Return the state of a run that ended with an exit code, or with an unknown one if None."""
     return "failed" if code is None else STATES.get(code, "failed")
