@@ -1,1 +1,1 @@
-"""Provide what a run needs of the machine: processes, files, signals, Slurm."""
+"""Provide what a run needs from the machine: processes, files, signals, Slurm."""

@@ -1,8 +1,8 @@
-"""Say what is assumed of a device that nobody has measured yet: an H100 with a network port of its own."""
+"""Define the device assumed when none was measured: an H100 with its own network port."""
 
 PEAK_TFLOPS = 989.0
-"""bf16, without sparsity."""
+"""Peak in bf16, without sparsity."""
 MFU = 0.4
-"""Model FLOPs utilisation, without messages."""
+"""Model FLOPs utilisation, without communication."""
 NETWORK_GBS = 50.0
 """GB/s sent over the slowest link: a port of 400 Gb/s."""

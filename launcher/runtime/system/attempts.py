@@ -1,10 +1,9 @@
 """Decide whether a Slurm job that ended is worth another attempt.
 
-An attempt is fruitless if it ended, however it did, without a newer checkpoint than it began with. Requested stops and
-preemptions save one, so a healthy run may be stopped as often as the cluster likes; one that crashes at the same place
-ends in somebody's hands. How many fruitless attempts there have been in a row is kept in a file beside the work, which
-survives that Slurm kills the job's processes, and is the same for all jobs of a chain. Who submits a job has looked, so
-that the count begins anew.
+An attempt is fruitless if it ended, for whatever reason, without a newer checkpoint than it began with. Requested stops
+and preemptions save one, so a healthy run may be stopped any number of times, but a run that always crashes at the same
+place ends, and a person has to look. The number of fruitless attempts in a row is kept in a file beside the work, which
+survives when Slurm kills the job's processes, and is shared by all jobs of a chain. A new submission resets the count.
 """
 
 import errno
@@ -24,9 +23,9 @@ from plumbline.launcher.runtime.system.nodes import PAUSES, may_be_at_fault
 
 VARIABLE = "PLUMBLINE_FRUITLESS_ATTEMPTS"
 TALLY = "attempts"
-"""What names of tallies begin with."""
+"""Prefix of the names of tally files."""
 ACCUSED = "accused"
-"""Folder of what is said against nodes, a file for each of them."""
+"""Folder of accusations against nodes, one file per node."""
 WRONG = "computes wrong numbers"
 LACKING = "lacks GPUs"
 BROKEN_GPU = "has a broken GPU"
@@ -37,19 +36,19 @@ FINAL = {
     UNUSABLE: "configuration, data or run folder cannot be used",
     BROKEN: "training broke down",
 }
-"""Exit codes after which another attempt would end alike, and what they say."""
+"""Exit codes after which another attempt would end the same way, and their meaning."""
 
 
 AWAY = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.ESHUTDOWN)
-"""What a shared file system says while its server or this node's client starts again."""
+"""Errors of a shared file system while its server or this node's client restarts."""
 Result = TypeVar("Result")
 Progress = tuple[int, ...]
-"""How much of a job's work is saved, of two moments the later one greater: of a run (step of its newest checkpoint,);
-of a sweep (finished runs, sum of the steps of the newest checkpoints of the others)."""
+"""How much of a job's work is saved, which grows over time. For a run: (step of its newest checkpoint,); for a sweep:
+(finished runs, sum of the steps of the newest checkpoints of the others)."""
 
 
 def describe(progress: Progress) -> str:
-    """Return in words how much is saved."""
+    """Return a description of how much is saved."""
     if len(progress) == 1:
         return f"step {progress[0]}"
     return f"{progress[0]} finished runs and {progress[1]} steps of others"
@@ -57,10 +56,10 @@ def describe(progress: Progress) -> str:
 
 @dataclass(frozen=True)
 class Attempt:
-    """Say how an attempt of a job ended."""
+    """Describe how an attempt of a job ended."""
 
     code: int
-    """What srun returned."""
+    """Exit code of srun."""
     before: Progress
     """What was saved when the attempt began."""
     after: Progress
@@ -69,17 +68,17 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Decision:
-    """Say whether the job goes back into the queue, and why."""
+    """Hold whether the job is requeued, and why."""
 
     requeue: bool
     reason: str
 
 
 def once_the_disk_is_back(action: Callable[[], Result]) -> Result:
-    """Return what `action` returns; call it again for a minute while the file system does not answer.
+    """Return what `action` returns; retry it for a minute while the file system does not respond.
 
     Raises:
-        OSError: it has not answered for so long, or has, and does not let us.
+        OSError: it did not respond within that time, or refused.
     """
     for pause in PAUSES:
         try:
@@ -92,7 +91,7 @@ def once_the_disk_is_back(action: Callable[[], Result]) -> Result:
 
 
 def read_limit() -> int:
-    """Return how many fruitless attempts in a row end a job.
+    """Return the number of fruitless attempts in a row that ends a job.
 
     Raises:
         ValueError: the variable is not a whole number of at least 1.
@@ -106,15 +105,15 @@ def read_limit() -> int:
 
 
 def decide(attempt: Attempt, tally: Path, limit: int) -> Decision:
-    """Decide about the attempt that just ended, and count it.
+    """Decide what follows the attempt that just ended, and count it.
 
     Args:
         attempt: how it ended.
         tally: file that counts fruitless attempts at this work in a row.
-        limit: how many of them end the job.
+        limit: number of them that ends the job.
 
     Raises:
-        OSError: the count cannot be kept. Without it nothing would end a job that fails for ever.
+        OSError: the count cannot be stored. Without it nothing would end a job that always fails.
     """
     if attempt.code in FINAL:
         return Decision(False, f"exit code {attempt.code}, {FINAL[attempt.code]}")
@@ -130,10 +129,10 @@ def decide(attempt: Attempt, tally: Path, limit: int) -> Decision:
 
 
 def _fruitless_before(attempt: Attempt, tally: Path) -> int:
-    """Return how many attempts in a row have ended where this one began.
+    """Return how many attempts in a row ended where this one began.
 
-    An attempt that Slurm itself requeued is not in the tally; where it saved a checkpoint, what is saved tells. This
-    one is there already if the disk was away in the middle of counting it.
+    An attempt that Slurm itself requeued is not in the tally; if it saved a checkpoint, the saved progress shows it.
+    This attempt is already in the tally if the disk became unavailable while it was being counted.
     """
     if not tally.exists():
         return 0
@@ -143,7 +142,7 @@ def _fruitless_before(attempt: Attempt, tally: Path) -> int:
 
 
 def accuse(folder: Path, nodes: Iterable[str], fault: str) -> None:
-    """Leave word for requeue.py, in a folder of a run, what is wrong with nodes of this attempt of a job.
+    """Record for requeue.py, in a run folder, a fault of nodes in this attempt of a job.
 
     Several ranks may do so at once.
     """
@@ -154,13 +153,13 @@ def accuse(folder: Path, nodes: Iterable[str], fault: str) -> None:
 
 
 def accused(folder: Path, nodes: Sequence[str]) -> dict[str, str]:
-    """Return name -> fault of the nodes of a job that ranks of this attempt have accused.
+    """Return name -> fault of the job's nodes that ranks of this attempt have accused.
 
-    Where that is most of several nodes, it is not the nodes, and none is returned.
+    If they are most of several nodes, the nodes are not the cause, and none is returned.
     """
     found = {}
     for file in folder.glob(f"{ACCUSED}/*.json"):
-        with suppress(OSError, ValueError, KeyError):  # a hint, without which the job goes on as well
+        with suppress(OSError, ValueError, KeyError):  # a hint, without which the job can continue too
             word = json.loads(file.read_text(encoding="utf-8"))
             if file.stem in nodes and (word["job"], word["restart"]) == (job_id(), restart_count()):
                 found[file.stem] = word["fault"]

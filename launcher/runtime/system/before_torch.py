@@ -1,4 +1,4 @@
-"""Say at once what starts, ahead of the imports that take seconds; nothing here imports torch."""
+"""Announce a start at once, before imports that take seconds; nothing here imports torch."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -9,14 +9,14 @@ from plumbline.launcher.runtime.system.threads import NAME, host_threads
 
 NVIDIA = "nvidia0"
 GPU_FILES = (NVIDIA, "kfd", "dxg")
-"""Files in /dev where there is a GPU of NVIDIA, of AMD, or of the Windows that hosts this Linux."""
+"""Files in /dev that show a GPU: of NVIDIA, of AMD, or of the Windows host of WSL."""
 OF_SLURM = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_ID")
 HIDDEN = ("", "-1", "NoDevFiles")
-"""Values of CUDA_VISIBLE_DEVICES that show no GPU; the last is what Slurm says to a task without any."""
+"""Values of CUDA_VISIBLE_DEVICES that hide all GPUs; Slurm sets the last for a task without GPUs."""
 
 
 def slurm_ranks(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the rank's three variables of torch.distributed under a bare `srun`; none where a launcher set them."""
+    """Return the rank's three torch.distributed variables under a bare `srun`, or none if a launcher has set them."""
     if "RANK" in environment or any(name not in environment for name in OF_SLURM):
         return {}
     size = environment.get("SLURM_STEP_NUM_TASKS") or environment["SLURM_NTASKS"]
@@ -24,7 +24,7 @@ def slurm_ranks(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def has_gpus(devices: Path = Path("/dev"), files: Sequence[str] = GPU_FILES) -> bool:
-    """Return whether this host shows GPUs, as its device files say, which takes no import of torch.
+    """Return whether this host has GPUs, judging by its device files, without importing torch.
 
     Args:
         devices: the folder of device files.
@@ -34,7 +34,7 @@ def has_gpus(devices: Path = Path("/dev"), files: Sequence[str] = GPU_FILES) -> 
 
 
 def announce() -> None:
-    """Say on rank 0 how many ranks start, of how many threads each."""
+    """Log on rank 0 how many ranks start, with how many threads each."""
     ranks = {**os.environ, **slurm_ranks(os.environ)}
     if ranks.get("RANK", "0") == "0":
         size, threads = ranks.get("WORLD_SIZE", "1"), str(host_threads() or os.environ[NAME])

@@ -1,12 +1,12 @@
-"""Sum up the bits of tensors, where they are, so that who compares two sums compares the tensors.
+"""Compute checksums of tensors on their device, so that equal checksums mean equal bits.
 
 Fletcher's checksum (IEEE Trans. Commun. 30(1), 1982) over the words w_i of a tensor, of 2 bytes or of 4, as integers:
 
     a = sum_i w_i        b = sum_i i w_i        modulo 2^64
 
-Whatever one or two words of two tensors of a shape differ in, a or b differs: a alone where the changes do not cancel,
-and b where they do, since then it differs by the change times the distance of the two, which is less than 2^63. More
-words that differ are missed by a chance of about 2^-64. Both are sums of integers: no order of summation changes them.
+If two tensors of the same shape differ in one or two words, a or b differs: a if the changes do not cancel, else b,
+which then differs by the change times the distance of the words, which is less than 2^63. Differences in more words are
+missed with a probability of about 2^-64. Both are sums of integers, so they do not depend on the order of summation.
 """
 
 import math
@@ -16,14 +16,14 @@ import torch
 from torch import Tensor
 
 WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int32}
-"""Bytes of an element -> the words that it is looked at in."""
+"""Bytes of an element -> type of the words that it is read as."""
 
 
 @torch.no_grad()
 def checksum(tensor: Tensor) -> Tensor:
-    """Return a and b of a tensor of any type: [2], int64, on its device; nobody waits for it."""
+    """Return a and b of a tensor of any type: [2], int64, on its device, without a synchronization."""
     words = tensor.detach().contiguous().view(-1).view(WORDS[tensor.element_size()])
-    # Word i lies in row i // width and column i % width, so that sums of rows and of columns tell b: no word is copied
+    # Word i is in row i // width and column i % width, so row and column sums give b without copying words
     width = max(1, math.isqrt(words.numel()))
     whole = words.numel() // width * width
     table, rest = words[:whole].view(-1, width), words[whole:].to(torch.int64)
@@ -36,5 +36,5 @@ def checksum(tensor: Tensor) -> Tensor:
 
 
 def checksums(tensors: Iterable[Tensor], device: torch.device) -> Tensor:
-    """Return those of several tensors, which may lie on several devices: [tensors, 2], int64, on `device`."""
+    """Return the checksums of tensors, perhaps on several devices: [tensors, 2], int64, on `device`."""
     return torch.stack([checksum(tensor).to(device, non_blocking=True) for tensor in tensors])

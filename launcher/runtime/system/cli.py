@@ -1,4 +1,4 @@
-"""Do what entry points do alike: one clear line for an error that is the user's, a traceback for a bug; options."""
+"""Share code of entry points: options, one clear line for a user's error, and a traceback for a bug."""
 
 import argparse
 import json
@@ -27,7 +27,7 @@ AVERAGE = "weights instead of the last: ema, last:K (checkpoints) or steps:A,B,.
 
 
 class Parser(argparse.ArgumentParser):
-    """Read a command line, or complete it; whoever writes an override as an option is told how it is written here."""
+    """Parse a command line, or complete it; if an override is written as an option, explain how to write it."""
 
     def parse_args(self, *given: Any, **named: Any) -> argparse.Namespace:  # type: ignore[override]
         """Read the command line, unless a shell asks what completes it."""
@@ -42,7 +42,7 @@ class Parser(argparse.ArgumentParser):
         return arguments
 
     def error(self, message: str) -> NoReturn:
-        """Print what is wrong and exit with 2."""
+        """Print the error and exit with 2."""
         found = re.search(r"unrecognized arguments: -+([\w-]+\.[\w.-]+)(=\S*)?", message)
         if found is not None:
             message += f"; keys of the configuration have no dashes: {found[1]}{found[2] or '=VALUE'}"
@@ -59,7 +59,7 @@ def is_yaml(word: str) -> bool:
 
 
 def begin(parse_arguments: Callable[[], object]) -> None:
-    """Read the command line ahead of imports that take seconds: --help, mistakes and Ctrl-C are answered at once."""
+    """Parse the command line before imports that take seconds, so that --help, mistakes and Ctrl-C work at once."""
     interrupts()
     parse_arguments()
     sleep_while_waiting()
@@ -76,7 +76,7 @@ def code_of(command: Callable[[], int | None], interrupted: str = "interrupted")
 
     Args:
         command: the entry point.
-        interrupted: what to say after the first Ctrl-C; the second ends it where it stands.
+        interrupted: message after the first Ctrl-C; the second ends the command at once.
     """
     try:
         with interrupts().tidily():
@@ -99,9 +99,9 @@ def code_of(command: Callable[[], int | None], interrupted: str = "interrupted")
 
 
 def run_on_ranks(command: Callable[[], int | None]) -> NoReturn:
-    """Run an entry point in which ranks meet, and end at once with its code.
+    """Run a distributed entry point, and end the process at once with its code.
 
-    Threads of gloo outlive the process group, and can abort the interpreter while it takes itself down.
+    Threads of gloo outlive the process group, and can abort the interpreter while it shuts down.
     """
     code = code_of(command)
     sys.stdout.flush()
@@ -110,12 +110,12 @@ def run_on_ranks(command: Callable[[], int | None]) -> NoReturn:
 
 
 def _is_unread() -> bool:
-    """Return whether who read standard output has gone, as `head` does; what is left of it goes nowhere then."""
+    """Return whether the reader of standard output has gone, as `head` does; the remaining output is then discarded."""
     output = select.poll()
     output.register(1, 0)
     gone = any(event & select.POLLERR for _, event in output.poll(0))
     if gone:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or the interpreter, ending, would complain
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else the interpreter complains at exit
     return gone
 
 
@@ -139,7 +139,7 @@ def positive(text: str) -> int:
 
 
 def gpus(text: str) -> str:
-    """Return a number of GPUs as Slurm takes it, N or TYPE:N, for argparse."""
+    """Return a number of GPUs in Slurm's form, N or TYPE:N, for argparse."""
     if re.fullmatch(r"([^\s:]+:)?[1-9]\d*", text) is None:
         raise argparse.ArgumentTypeError(f"{text!r} is no number of GPUs: give N, or TYPE:N such as h100:4")
     return text
@@ -154,7 +154,7 @@ def natural(text: str) -> int:
 
 
 def seed(text: str) -> int:
-    """Return a seed that torch takes, with room for those counted up from it, for argparse."""
+    """Return a seed that torch accepts, with room for seeds counted up from it, for argparse."""
     value = natural(text)
     if value >= 2**63:
         raise argparse.ArgumentTypeError(f"{value} is not below 2^63")
@@ -162,7 +162,7 @@ def seed(text: str) -> int:
 
 
 def as_argument(parse: Callable[[str], int]) -> Callable[[str], int]:
-    """Make argparse repeat the ValueError of a parser, in place of a remark of its own."""
+    """Make argparse show the message of a parser's ValueError instead of its own."""
 
     def argument(text: str) -> int:
         try:
@@ -174,7 +174,7 @@ def as_argument(parse: Callable[[str], int]) -> Callable[[str], int]:
 
 
 def existing(text: str) -> Path:
-    """Return the path of a file or folder that is there, for argparse."""
+    """Return the path of an existing file or folder, for argparse."""
     path = Path(text)
     if not path.exists():
         beside = [other.name for other in path.parent.glob(f"*{path.suffix}") if not other.name.startswith(".")]
@@ -186,17 +186,17 @@ def existing(text: str) -> Path:
 
 
 def model(text: str) -> str:
-    """Return the path of a model that is there, or hf:NAME for one on the hub, for argparse."""
+    """Return the path of an existing model, or hf:NAME for one on the hub, for argparse."""
     return text if text.startswith("hf:") else str(existing(text))
 
 
 def existing_or_stdin(text: str) -> str:
-    """Return the path of a file or folder that is there, or "-" for standard input, for argparse."""
+    """Return the path of an existing file or folder, or "-" for standard input, for argparse."""
     return text if text == "-" else str(existing(text))
 
 
 def add_rank_options(parser: argparse.ArgumentParser) -> None:
-    """Add `--local_rank`, which the DeepSpeed launcher gives each rank; the environment says it as well."""
+    """Add `--local_rank`, which the DeepSpeed launcher passes to each rank; the environment has it too."""
     parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)
 
 
@@ -212,7 +212,7 @@ def add_arithmetic_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_job_options(parser: argparse._ActionsContainer, what: str) -> None:
-    """Add what every Slurm job asks of the cluster; `what` has the time limit. `job_options` reads it."""
+    """Add the options of every Slurm job, which `job_options` reads; `what` is the thing with the time limit."""
     parser.add_argument("--time", help=f"time limit of {what}, e.g. 8:00:00; one that needs longer requeues itself")
     parser.add_argument(
         "--notice", type=positive, metavar="SECONDS", help="time to save in before the time limit (default: 300)"
@@ -236,7 +236,7 @@ JOB_OPTIONS = ("--time", "--notice", *SITE_OPTIONS)
 
 
 def job_options(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the options of `add_job_options` that were given, by the names of the fields of `slurm.Request`."""
+    """Return the given options of `add_job_options`, by the field names of `slurm.Request`."""
     site = {option[2:]: value_of(arguments, option) for option in SITE_OPTIONS}
     fields = {"time": arguments.time, "notice": arguments.notice}
     return {
@@ -246,5 +246,5 @@ def job_options(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def value_of(arguments: argparse.Namespace, option: str) -> Any:
-    """Return the value of an option that is known by its spelling, --mail-user."""
+    """Return the value of an option, given its spelling such as --mail-user."""
     return getattr(arguments, option[2:].replace("-", "_"))

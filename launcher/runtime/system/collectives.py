@@ -13,52 +13,52 @@ from plumbline.launcher.runtime.system.world import World
 Result = TypeVar("Result")
 
 LOOK = 1.0
-"""Seconds between meetings of ranks that wait for the main one."""
+"""Seconds between collectives of ranks that wait for the main one."""
 
 
 class AllRanksError(Exception):
-    """Be raised by all ranks in the same place or by none, so that collective calls are allowed while it passes.
+    """Signal an error that all ranks raise in the same place, so that handlers may make collective calls.
 
-    Of any other exception, code that cleans up has to assume that one rank alone raises it: a collective call would
-    then wait for ranks that never come.
+    For any other exception, cleanup code has to assume that only one rank raised it: a collective call would then wait
+    forever for the others.
     """
 
 
 def any_rank(flag: bool, world: World) -> bool:
-    """Return whether the flag is up on any rank, by which all ranks agree on a step. Collective."""
+    """Return whether the flag is true on any rank, so that all ranks act at the same step. Collective."""
     value = torch.tensor([int(flag)], dtype=torch.int32, device=world.device)
     dist.all_reduce(value, op=dist.ReduceOp.MAX)
     return bool(value.item())
 
 
 def sum_over_ranks(value: torch.Tensor) -> torch.Tensor:
-    """Sum element-wise over ranks, in place. A tensor without elements, and a world of one rank, cost no message."""
+    """Sum element-wise over ranks, in place, with no message for an empty tensor or a world of one rank."""
     if value.numel() and dist.get_world_size() > 1:
         dist.all_reduce(value)
     return value
 
 
 class LateSum:
-    """Sum a vector over ranks and bring it to the host, while this rank goes on. Collective; `read` is not.
+    """Sum a vector over ranks and copy it to the host asynchronously. Creating it is collective; `read` is not.
 
-    On a GPU both happen behind what is under way there: neither host nor device waits for the other. Gloo adds up in a
-    thread of its own.
+    On a GPU both are queued after the work in progress: neither host nor device waits for the other. Gloo sums in its
+    own thread.
 
     Args:
-        summed: [n]: what each rank has of its own; it is written to.
-        shared: [m]: what is the same on all ranks already, and goes to the host along with it.
-        clock: tells when a GPU had it all.
+        summed: [n]: values to sum over ranks, in place.
+        shared: [m]: values that are already the same on all ranks, copied to the host too.
+        clock: tells when a GPU had finished.
     """
 
     def __init__(self, summed: torch.Tensor, shared: torch.Tensor, clock: DeviceClock | None = None) -> None:
         self._parts, self._clock = (summed, shared), clock
         self.done: float | None = None
-        """When a GPU had it all, by `time.perf_counter`, once it was read; None without a GPU or a clock."""
+        """When the GPU had finished, by `time.perf_counter`, set by `read`; None without a GPU or a clock."""
         self._work = dist.all_reduce(summed, async_op=True) if dist.get_world_size() > 1 else None
         self._arrived: torch.cuda.Event | None = None
         if summed.device.type == "cuda":
             if self._work is not None:
-                self._work.wait()  # the stream does, not the host
+                self._work.wait()  # the stream waits, not the host
             both = torch.cat(self._parts)
             self._host = torch.empty(both.shape, dtype=both.dtype, pin_memory=True)
             self._host.copy_(both, non_blocking=True)
@@ -66,7 +66,7 @@ class LateSum:
             self._arrived.record()
 
     def read(self) -> list[float]:
-        """Return the sums, then what was shared; wait until both are there."""
+        """Return the sums, followed by the shared values; wait until both have arrived."""
         if self._arrived is not None:
             if self._clock is None:
                 self._arrived.synchronize()
@@ -79,9 +79,9 @@ class LateSum:
 
 
 def gather_objects(value: Any, world: World, group: dist.ProcessGroup | None = None) -> list[Any]:
-    """Return small Python objects of all ranks, in the order of ranks; over another group of them all if one is given.
+    """Return small Python objects of all ranks, in rank order, over `group` of all ranks if given. Collective.
 
-    Threads that exchange something at the same time need groups of their own.
+    Threads that communicate at the same time need separate groups.
     """
     gathered: list[Any] = [None] * world.size
     dist.all_gather_object(gathered, value, group)
@@ -89,16 +89,16 @@ def gather_objects(value: Any, world: World, group: dist.ProcessGroup | None = N
 
 
 def gather_rows(values: torch.Tensor, world: World) -> torch.Tensor:
-    """Return what all ranks hold in a tensor of one shape, [ranks, ...], in the order of ranks. Collective."""
+    """Return the tensors of all ranks, which have one shape, as [ranks, ...] in rank order. Collective."""
     rows = [torch.empty_like(values) for _ in range(world.size)]
     dist.all_gather(rows, values.contiguous())
     return torch.stack(rows)
 
 
 def shift(values: torch.Tensor, distance: int, world: World) -> torch.Tensor:
-    """Return what the rank holds that stands `distance` before this one, in a tensor of the same shape. Collective.
+    """Return the tensor, of the same shape, of the rank `distance` before this one. Collective.
 
-    Before rank 0 stands the last one; at a distance of all ranks it is this one.
+    Ranks are cyclic: before rank 0 is the last one.
     """
     if distance % world.size == 0:
         return values
@@ -112,12 +112,12 @@ def shift(values: torch.Tensor, distance: int, world: World) -> torch.Tensor:
 
 
 def from_main(action: Callable[[], Result], world: World) -> Result:
-    """Return on all ranks what `action` returns on rank 0, where alone it is called. Collective.
+    """Call `action` on rank 0 only, and return its result on all ranks. Collective.
 
-    A world of one rank needs no process group for it.
+    A world of one rank needs no process group for this.
 
     Raises:
-        ValueError: on all ranks, what `action` raised.
+        ValueError: on all ranks, if `action` raised it.
         OSError: likewise.
     """
     if world.size == 1:
@@ -135,10 +135,10 @@ def from_main(action: Callable[[], Result], world: World) -> Result:
 
 
 def on_every_rank(action: Callable[[], Result], world: World) -> Result:
-    """Return what `action` returns on this rank; what it raises on one is raised on all. Collective.
+    """Return what `action` returns on this rank; if it raises on one rank, all ranks raise. Collective.
 
     Raises:
-        ValueError: on all ranks, what `action` raised on the first that failed.
+        ValueError: on all ranks, if `action` raised it on the first rank that failed.
         OSError: likewise.
     """
     result, problem = None, None
@@ -152,14 +152,14 @@ def on_every_rank(action: Callable[[], Result], world: World) -> Result:
 
 
 def main_works(action: Callable[[], object], world: World, is_enough: Callable[[], bool]) -> bool:
-    """Call `action` on rank 0 while all ranks wait, and return whether it came to its end. Collective.
+    """Call `action` on rank 0 while all ranks wait, and return whether it finished. Collective.
 
-    A single collective has a time-out, so they meet again and again.
+    A single collective would time out, so the ranks meet repeatedly.
 
     Args:
-        action: raises nothing, and ends with the process if nobody waits any longer.
+        action: must not raise, and ends with the process if it is no longer waited for.
         world: this process among all.
-        is_enough: says, on any rank, to wait no longer.
+        is_enough: returns, on any rank, whether to stop waiting.
     """
     worker = Thread(target=action if world.is_main else lambda: None, daemon=True)
     worker.start()

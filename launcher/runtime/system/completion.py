@@ -1,6 +1,6 @@
-"""Complete command lines in a shell, by argcomplete where it is installed (docs/first-minutes.md).
+"""Complete command lines in a shell with argcomplete, if it is installed (docs/first-minutes.md).
 
-The shell runs the command, with variables that say what stands on the line; it prints what may follow, and ends.
+The shell runs the command with variables that hold the line; the command prints possible completions, and ends.
 """
 
 import argparse
@@ -14,11 +14,11 @@ from plumbline.launcher.runtime.system.installation import ROOT
 SCHEMA = ROOT / "configs" / "schema.json"
 """Keys of the configuration."""
 WANTED, LINE = "_ARGCOMPLETE", "COMP_LINE"
-"""Variables of argcomplete: where on the line the words of this program begin, counted from 1; the line."""
+"""Variables of argcomplete: index from 1 of this program's first word on the line, and the line."""
 
 
 def complete(parser: argparse.ArgumentParser) -> None:
-    """Print what completes the line and end the process, if a shell asks for it."""
+    """Print completions of the line and end the process, if a shell requests it."""
     if WANTED not in os.environ:
         return
     import argcomplete
@@ -30,8 +30,8 @@ def complete(parser: argparse.ArgumentParser) -> None:
 
 
 def command_on_line(commands: Sequence[str]) -> str | None:
-    """Return the command whose line a shell wants completed, `plumbline COMMAND ...`; None if it wants the name."""
-    words = f"{os.environ.get(LINE, '')}.".split()  # with the dot, what is being typed is a word as well
+    """Return COMMAND if a shell completes a line `plumbline COMMAND ...`, or None if it completes the name."""
+    words = f"{os.environ.get(LINE, '')}.".split()  # with the dot, an empty last word counts as well
     if WANTED not in os.environ or len(words) < 3 or words[1] not in commands:
         return None
     os.environ[WANTED] = str(int(os.environ[WANTED]) + 1)
@@ -39,7 +39,7 @@ def command_on_line(commands: Sequence[str]) -> str | None:
 
 
 def _keys(**_: Any) -> list[str]:
-    """Return what overrides may begin with."""
+    """Return the possible beginnings of overrides."""
     if not SCHEMA.is_file():
         return []
     schema = json.loads(SCHEMA.read_text(encoding="utf-8"))
@@ -47,7 +47,7 @@ def _keys(**_: Any) -> list[str]:
 
 
 def _below(node: Mapping[str, Any], known: Mapping[str, Any], path: str) -> Iterator[str]:
-    """Yield the keys that a section and those in it may have."""
+    """Yield the keys of a section and of the sections in it."""
     node = known[node["$ref"].rpartition("/")[2]] if "$ref" in node else node
     kinds = [_below(kind, known, path) for kind in node.get("anyOf", ())]
     inner = [_below(child, known, f"{path}.{key}".lstrip(".")) for key, child in node.get("properties", {}).items()]

@@ -1,7 +1,7 @@
-"""Ask a run to stop when the time limit of its Slurm job is near, also where no signal says so.
+"""Ask a run to stop when the time limit of its Slurm job is near, even without a signal.
 
-Sites forbid `--signal`, people leave it out, and a limit may be lowered while the job runs. So a thread asks Slurm now
-and then when the job ends, and raises the same request as a signal would while there is time to make a step and save.
+Sites forbid `--signal`, people omit it, and a limit may be lowered while the job runs. So a thread regularly asks Slurm
+when the job ends, and makes the same request as a signal while there is still time to take a step and save.
 """
 
 import math
@@ -18,15 +18,15 @@ from plumbline.launcher.runtime.system.signals import StopRequest
 NOTICE = "PLUMBLINE_NOTICE"
 END = "SLURM_JOB_END_TIME"
 LOOK_SECONDS = 1.0
-ASK_SECONDS = 180.0  # between questions to the controller, which all jobs of the cluster share
+ASK_SECONDS = 180.0  # between queries to the controller, which all jobs of the cluster share
 ANSWER_SECONDS = 30.0
 
 
 def watch_time_limit(stop: StopRequest, is_main: bool) -> None:
-    """Watch the time limit of the Slurm job that this process is in, if any; of all ranks, the main one does it.
+    """Watch the time limit of this process's Slurm job, if any, on the main rank.
 
     Raises:
-        ValueError: on all ranks, the notice is no number of seconds.
+        ValueError: on all ranks, if the notice is not a number of seconds.
     """
     notice, job_id = read_notice(), nodes.own_job()
     if job_id is not None and is_main:
@@ -34,10 +34,10 @@ def watch_time_limit(stop: StopRequest, is_main: bool) -> None:
 
 
 def read_notice() -> float:
-    """Return how many seconds before its time limit a job is to save, unless its saves take longer.
+    """Return how many seconds before its time limit a job should save, unless its saves take longer.
 
     Raises:
-        ValueError: the variable is no whole number.
+        ValueError: the variable is not a whole number.
     """
     text = os.environ.get(NOTICE) or "300"
     if not text.isdigit():
@@ -46,15 +46,15 @@ def read_notice() -> float:
 
 
 def watch(stop: StopRequest, notice: float, ask: Callable[[], float | None], ask_seconds: float = ASK_SECONDS) -> None:
-    """Ask for a stop once less time is left than the notice, or than a stop takes; return then.
+    """Request a stop once less time is left than the notice, or than a stop takes, and return.
 
     Args:
-        stop: knows how long a stop takes, and is asked.
+        stop: the stop request, which also knows how long a stop takes.
         notice: seconds.
         ask: returns when the job ends, as `job_end` does.
-        ask_seconds: between two calls of `ask`.
+        ask_seconds: seconds between two calls of `ask`.
     """
-    # Newer versions of Slurm, and slurm/job.sh, say it at the start: for containers, which have none of its commands
+    # Newer versions of Slurm and slurm/job.sh set it at the start, for containers, which lack Slurm's commands
     end = float(os.environ.get(END) or math.inf)
     asked = -math.inf
     while True:
@@ -69,9 +69,9 @@ def watch(stop: StopRequest, notice: float, ask: Callable[[], float | None], ask
 
 
 def job_end(job_id: str) -> float | None:
-    """Return when Slurm ends a job, in seconds since 1970; infinity without a limit, None where Slurm does not say."""
+    """Return when Slurm ends a job, in seconds since 1970: infinity without a limit, None if Slurm does not answer."""
     command = ("squeue", "--noheader", f"--jobs={job_id}", "--format=%e")
-    variables = {**os.environ, "SLURM_TIME_FORMAT": "%s"}  # or it would be local time, of which an hour comes twice
+    variables = {**os.environ, "SLURM_TIME_FORMAT": "%s"}  # not local time, in which an hour occurs twice
     try:
         done = subprocess.run(
             command, env=variables, capture_output=True, text=True, timeout=ANSWER_SECONDS, check=False

@@ -1,4 +1,4 @@
-"""Tell when a GPU had done something, where the host looks much later: by events that know their distances."""
+"""Determine when a GPU finished something, even if the host looks much later, by the times between events."""
 
 import time
 from collections.abc import Callable
@@ -8,34 +8,34 @@ import torch
 
 
 class Event(Protocol):
-    """Stand for a place in a device's work, as torch.cuda.Event does that was made to tell the time."""
+    """Represent a point in a device's work, like a torch.cuda.Event with timing."""
 
     def record(self) -> None:
-        """Put it behind all that the device was given."""
+        """Place the event after all work queued so far."""
 
     def query(self) -> bool:
-        """Return whether the device has come there."""
+        """Return whether the device has reached the event."""
 
     def synchronize(self) -> None:
-        """Wait until it has."""
+        """Wait until the device has reached the event."""
 
     def elapsed_time(self, later: Any) -> float:
-        """Return the milliseconds between this place and a later one."""
+        """Return the milliseconds between this event and a later one."""
 
 
 def timing_event() -> Event:
-    """Return an event of the current GPU that tells the time."""
+    """Return an event of the current GPU with timing."""
     return torch.cuda.Event(enable_timing=True)
 
 
 class DeviceClock:
-    """Tell by the host's clock when a device came to each of its events, which are asked for in their order.
+    """Determine, by the host's clock, when a device reached each of its events, which must be passed in order.
 
-    The host may wait for the event: then it is now. Or the event is over: then it is as long after the one before as
-    the device says. Or it is over and the first: then the host waits for a mark behind it, and counts back.
+    If the host has to wait for the event, the time is now. If the event has passed, the time follows from the device's
+    time since the previous event. If the first event has passed, the host waits for a new event and counts back.
 
     Args:
-        make_event: returns an event that tells the time.
+        make_event: returns an event with timing.
     """
 
     def __init__(self, make_event: Callable[[], Event] = timing_event) -> None:
@@ -43,7 +43,7 @@ class DeviceClock:
         self._last: tuple[Event, float] | None = None
 
     def wait(self, event: Event) -> float:
-        """Wait for an event, and return when it was, by `time.perf_counter`."""
+        """Wait for an event, and return when the device reached it, by `time.perf_counter`."""
         over = event.query()
         event.synchronize()
         when = time.perf_counter()
@@ -54,6 +54,6 @@ class DeviceClock:
             when = time.perf_counter() - event.elapsed_time(mark) / 1000
         elif over and self._last is not None:
             before, then = self._last
-            when = min(when, then + before.elapsed_time(event) / 1000)  # a host that woke up late had `then` too late
+            when = min(when, then + before.elapsed_time(event) / 1000)  # correct a host that woke up late
         self._last = event, when
         return when

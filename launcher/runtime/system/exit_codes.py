@@ -1,16 +1,16 @@
-"""Give every exit code of a run its name; docs/runs.md says what each means."""
+"""Name every exit code of a run; docs/runs.md explains them."""
 
 COMPLETE = 0
-UNUSABLE = 2  # of every command: the request cannot be met as it stands
+UNUSABLE = 2  # any command: the request cannot be met as it is
 BROKEN = 3  # the gradient, the loss or the weights are not finite
-REQUEUE = 85  # stopped on request, checkpoint written: start me again
+REQUEUE = 85  # stopped on request, checkpoint written: restart
 HUNG = 86  # nothing moved for train.hang_minutes
-CORRUPT = 87  # a node computed wrong numbers, or has a broken GPU: start me again without it
-UNSAVED = 88  # what a run cannot do without could not be written, which may be otherwise in a while: start me again
-UNREACHED = 89  # what a run that has trained, or a job that begins, did not reach (data, disk, ...): start me again
-INTERRUPTED = 130  # of every command: Ctrl-C, as shells have it
-UNREAD = 141  # of every command: who read the output wants no more of it, as shells have it
-CRASHED = 1  # of every command, by Python itself: a bug, with its traceback
+CORRUPT = 87  # a node computed wrong numbers, or has a broken GPU: restart without it
+UNSAVED = 88  # something essential could not be written, perhaps only for a while: restart
+UNREACHED = 89  # a run that has trained, or a new job, could not reach data, a disk, ...: restart
+INTERRUPTED = 130  # any command: Ctrl-C, as in shells
+UNREAD = 141  # any command: the reader of the output has gone, as in shells
+CRASHED = 1  # any command, by Python itself: a bug, with its traceback
 
 STATES = {COMPLETE: "complete", BROKEN: "diverged", REQUEUE: "stopped", HUNG: "hung"}
-"""States of a run that ended with a code; after any other it is "failed"."""
+"""State of a run that ended with a code; after any other code it is "failed"."""

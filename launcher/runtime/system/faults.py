@@ -1,4 +1,4 @@
-"""Tell from the words of an error of torch, CUDA or NCCL whether a device is broken, or has no more memory."""
+"""Determine from the text of an error of torch, CUDA or NCCL whether a device is broken or out of memory."""
 
 DEVICE_FAULTS = (
     "uncorrectable ECC error",
@@ -9,8 +9,8 @@ DEVICE_FAULTS = (
     "system not yet initialized",
     "CUDA error: unknown error",
 )
-"""Words of CUDA's errors that come from the device or its driver (214, 220, 714, 46, 100, 802, 999), not from a kernel:
-an illegal address, or a launch that failed, may be a bug of ours."""
+"""Texts of CUDA's errors that come from the device or its driver (214, 220, 714, 46, 100, 802, 999), not from a kernel:
+an illegal address or a failed launch may be our own bug."""
 OUT_OF_MEMORY = (
     "CUDA out of memory",
     "CUDA error: out of memory",
@@ -18,21 +18,21 @@ OUT_OF_MEMORY = (
     "CUBLAS_STATUS_ALLOC_FAILED",
     "DefaultCPUAllocator: can't allocate memory",
 )
-"""Words of torch's allocators, of CUDA, of NCCL and of cuBLAS."""
+"""Texts of torch's allocators, CUDA, NCCL and cuBLAS."""
 
 
 def is_of_device(error: Exception) -> bool:
-    """Return whether CUDA reports by an error that a GPU of this node is broken, or cannot be used by anybody."""
+    """Return whether a CUDA error says that a GPU of this node is broken or unusable."""
     return isinstance(error, RuntimeError) and any(words in str(error) for words in DEVICE_FAULTS)
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Return whether an error says that a device or a host has no more memory."""
+    """Return whether an error says that a device or a host is out of memory."""
     return isinstance(error, RuntimeError) and any(words in str(error) for words in OUT_OF_MEMORY)
 
 
 def out_of_memory(error: Exception, node: str, remedy: str) -> RuntimeError:
-    """Return an error with the node, what was asked for, and what to do; torch's own goes on about its settings."""
+    """Return an error with the node, the requested memory and the remedy, without torch's remarks on its settings."""
     said = ". ".join(str(error).splitlines()[0].split(". ")[:3])
     others = "" if "CPU" in said else "; nvidia-smi shows what other processes have"
     return RuntimeError(f"no memory is left on {node} ({said}): {remedy}{others}")

@@ -1,6 +1,6 @@
 """Make figures without a window: panels to draw in, colours from light to dark, and PNG files.
 
-Nothing here touches pyplot, which keeps every figure until it is closed and looks for a window.
+Nothing here uses pyplot, which keeps every figure until it is closed and looks for a window.
 """
 
 import io
@@ -26,11 +26,11 @@ def panels(
     """Return a new figure and its axes, [rows, columns].
 
     Args:
-        rows: of panels.
-        columns: of panels.
+        rows: number of rows of panels.
+        columns: number of columns of panels.
         size: width and height of one panel, inches.
-        margin: what the figure has beyond its panels, inches.
-        sharing: sharex and sharey, as matplotlib's `Figure.subplots` has them.
+        margin: extra width and height of the figure, inches.
+        sharing: sharex and sharey of matplotlib's `Figure.subplots`.
     """
     figure = Figure(figsize=(size[0] * columns + margin[0], size[1] * rows + margin[1]))
     return figure, figure.subplots(rows, columns, squeeze=False, **sharing)

@@ -1,7 +1,7 @@
-"""Take Ctrl-C in a command: the first one ends it tidily, the second one at once, and neither with a traceback.
+"""Handle Ctrl-C in a command: the first ends it cleanly, the second at once, and neither with a traceback.
 
-A handler of Python runs between two instructions of the main thread, which may be in C++ for minutes: training a
-tokenizer, say. So a thread of its own reads the signals as well, which the interpreter writes down as they come.
+A Python handler runs between two instructions of the main thread, which may be in C++ for minutes, for example to train
+a tokenizer. So a separate thread also reads the signals, which the interpreter writes to a pipe as they arrive.
 """
 
 import os
@@ -19,16 +19,16 @@ import psutil
 from plumbline.launcher.runtime.system.exit_codes import INTERRUPTED
 
 _ending = RLock()
-"""Held by who ends the process, so that the other waits until it was said; a signal of one thread comes through."""
+"""Held by the thread that ends the process, so that another waits until the message is out; reentrant for signals."""
 
 
 class Interrupts:
-    """Count the interrupts of this process; `interrupts` returns the one that there is."""
+    """Count the interrupts of this process; `interrupts` returns the only instance."""
 
     def __init__(self) -> None:
-        """Listen from now on, unless somebody else does, or a shell wants them ignored.
+        """Listen from now on, unless other code does, or a shell has them ignored.
 
-        Until `tidily` the first one already ends the process at once.
+        Before `tidily`, the first interrupt already ends the process at once.
         """
         self._is_tidy = False
         self._heard = self._raised = self._answered = 0
@@ -37,23 +37,23 @@ class Interrupts:
         reader, writer = os.pipe()
         os.set_blocking(writer, False)
         signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-        os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))  # what a child hears is not for us
+        os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))  # a child's signals are not ours
         signal.signal(signal.SIGINT, self._raise)
         Thread(target=self._listen, args=(reader,), daemon=True).start()
 
     @contextmanager
     def tidily(self) -> Iterator[None]:
-        """Let the first interrupt raise KeyboardInterrupt; behind this, any ends the process without a word."""
+        """Let the first interrupt raise KeyboardInterrupt; after this context, any ends the process silently."""
         self._is_tidy = True
         try:
             yield
         finally:
             if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-                signal.signal(signal.SIGINT, signal.SIG_DFL)  # or the interpreter, ending, would show where it was
+                signal.signal(signal.SIGINT, signal.SIG_DFL)  # else the interpreter prints a traceback at exit
 
     def answered(self) -> None:
-        """Go on after an interrupt: the next one is a first one again."""
-        self._answered = self._raised  # not of what was heard: the thread may hear of one after it was answered
+        """Continue after an interrupt: the next one counts as the first again."""
+        self._answered = self._raised  # the raised ones: the thread may read one only after it was answered
 
     def _listen(self, reader: int) -> None:
         while True:
@@ -71,12 +71,12 @@ class Interrupts:
 
 @cache
 def interrupts() -> Interrupts:
-    """Return what counts the interrupts of this process; the first call, in the main thread, makes it."""
+    """Return the counter of this process's interrupts; the first call, in the main thread, creates it."""
     return Interrupts()
 
 
 def end() -> NoReturn:
-    """End this process and those that it started, whatever they are at."""
+    """End this process and those that it started, whatever they are doing."""
     for child in psutil.Process().children(recursive=True):
         child.kill()
     with _ending:

@@ -1,4 +1,4 @@
-"""Say when this process was launched, and when Slurm took its job and gave it nodes."""
+"""Find out when this process was launched, and when its Slurm job was submitted and got its nodes."""
 
 import os
 import subprocess
@@ -9,38 +9,38 @@ from pathlib import Path
 
 from plumbline.launcher.runtime.system.nodes import job_fields
 
-ASK_SECONDS = 10.0  # a controller that is busy for longer must not hold up a start
+ASK_SECONDS = 10.0  # a controller that is busy for longer must not delay a start
 
 
 @dataclass(frozen=True)
 class JobTimes:
-    """Say when Slurm took a job and gave it nodes, seconds since 1970."""
+    """Hold when a job was submitted and when it got its nodes, in seconds since 1970."""
 
     submitted: float
     started: float
 
 
 def process_start() -> float:
-    """Return when the kernel made this process, seconds since 1970, by a clock that nobody sets."""
+    """Return when the kernel created this process, in seconds since 1970, unaffected by changes of the clock."""
     ticks = int(Path("/proc/self/stat").read_text(encoding="ascii").rpartition(")")[2].split()[19])
     age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
     return time.time() - age
 
 
 def job_id() -> str | None:
-    """Return the Slurm job of this process."""
+    """Return the id of this process's Slurm job, or None outside of Slurm."""
     return os.environ.get("SLURM_JOB_ID")
 
 
 def restart_count() -> int | None:
-    """Return how often the Slurm job of this process was requeued; None outside of Slurm."""
+    """Return how often this process's Slurm job was requeued, or None outside of Slurm."""
     return None if job_id() is None else int(os.environ.get("SLURM_RESTART_COUNT", "0"))
 
 
 def job_times() -> JobTimes | None:
-    """Return the times of the batch job whose first step this process is; None if it is none, or Slurm is silent.
+    """Return the times of the batch job whose first step this process is, or None if it is not or Slurm is silent.
 
-    Of a later step, and of a shell that holds an allocation, the time before was somebody else's.
+    Before a later step, or in a shell that holds an allocation, the time was spent on other work.
     """
     job = job_id()
     if job is None or os.environ.get("SLURM_STEP_ID") != "0":

@@ -7,14 +7,14 @@
 
 On a terminal, lines pass above a progress bar, and the words warning and error have a colour (not with NO_COLOR).
 
-Progress and warnings are about the whole run: every rank may log them, and rank 0 alone prints them. What only one rank
-knows has to be gathered before rank 0 can warn of it. An error is printed by each rank that meets it.
+Progress and warnings are about the whole run: every rank may log them, and only rank 0 prints them. What only one rank
+knows has to be gathered before rank 0 can warn of it. Each rank prints its own errors.
 
 `data/` and `model/` do not import the launcher. They use `logging.getLogger(__name__)`, which is a child of LOG, since
-everything of ours is imported as `plumbline.*`.
+all our modules are imported as `plumbline.*`.
 
-A run of training lasts: once it has begun, each line carries date and time where no terminal shows it, as in the log of
-a job (`stamp_lines`). What a rank says beside that is in a file of its own (`rank_log.py`).
+Once training has begun, each line has a date and time if it is not shown on a terminal, as in the log of a job
+(`stamp_lines`). All messages of a rank are in its own file (`rank_log.py`).
 """
 
 import logging
@@ -26,18 +26,18 @@ from typing import TextIO
 
 LOG = logging.getLogger("plumbline")
 TRAINING = logging.getLogger("plumbline.training")
-"""Takes what a training run tells about itself."""
+"""Logger for the progress of a training run."""
 YELLOW, RED, PLAIN = "\033[33m", "\033[31m", "\033[0m"
 
 
 class Terminal(logging.Handler):
-    """Print records on the standard streams as they are at that moment: workers of sweeps and tests redirect them."""
+    """Print records on the current standard streams, which workers of sweeps and tests redirect."""
 
     stamps = False
-    """Whether lines carry the time where no terminal shows them."""
+    """Whether lines that are not shown on a terminal have the time."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Print a record, unless it is for rank 0 to print."""
+        """Print a record, unless only rank 0 should print it."""
         if _rank() != "0" and record.levelno < logging.ERROR:
             return
         if getattr(record, "in_bar", False):  # the terminal shows it already
@@ -57,7 +57,7 @@ class Terminal(logging.Handler):
             self.handleError(record)
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the message, with the level in front if it is a warning or an error."""
+        """Return the message, preceded by the level if it is a warning or an error."""
         text = super().format(record)
         if record.levelno < logging.WARNING:
             return text
@@ -65,32 +65,32 @@ class Terminal(logging.Handler):
         return f"{record.levelname.lower()}{where}: {text}"
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - the name is the base class's
-        """Ignore a terminal that is gone and a disk that is full: neither may end a run. Report what is a bug."""
+        """Ignore a closed terminal and a full disk, since neither may end a run. Report bugs."""
         if not isinstance(sys.exc_info()[1], OSError):
             super().handleError(record)
 
 
 def _shows_colours(stream: TextIO) -> bool:
-    """Return whether a stream is a terminal whose user has nothing against colours (no-color.org)."""
+    """Return whether a stream is a terminal whose user has not disabled colours (no-color.org)."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def _above_bars(stream: TextIO) -> AbstractContextManager[None]:
-    """Take the bars of tqdm off the terminal while something is printed; without tqdm there are none."""
+    """Hide tqdm's bars on the terminal while something is printed; without tqdm there are none."""
     bars = getattr(sys.modules.get("tqdm"), "tqdm", None)
     return nullcontext() if bars is None else bars.external_write_mode(file=stream)
 
 
 def _rank() -> str:
-    """Return the rank of this process as its launcher or `read_world` has set it; 0 where neither has."""
+    """Return the rank of this process as set by its launcher or `read_world`, or 0 if neither has."""
     return os.environ.get("RANK", "0")
 
 
 def stamp_lines() -> None:
-    """Let each line that no terminal shows begin with date and time from now on."""
+    """Begin each line that is not shown on a terminal with date and time from now on."""
     Terminal.stamps = True
 
 
 LOG.addHandler(Terminal())
 LOG.setLevel(logging.INFO)
-LOG.propagate = False  # a library that gives the root logger a handler would print everything a second time
+LOG.propagate = False  # else libraries with a root handler would print everything twice

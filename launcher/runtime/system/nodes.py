@@ -1,7 +1,7 @@
-"""Name the nodes of a job, find those that do not answer, and keep them out of its next attempt.
+"""Name the nodes of a job, find those that do not answer, and exclude them from its next attempt.
 
-Slurm itself counts a node as up for SlurmdTimeout (300 s by default) after it was last heard of, while a job ends
-within `srun --wait` of the loss of a rank. So the nodes are asked, by a job step that does nothing.
+Slurm counts a node as up for SlurmdTimeout (300 s by default) after its last response, while a job ends within
+`srun --wait` of the loss of a rank. So the nodes are probed by a job step that does nothing.
 """
 
 import os
@@ -14,57 +14,57 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 DOWN = re.compile(r"\bDOWN\b|\bFAIL\b|NOT_RESPONDING|\*")
-"""What marks a node in Slurm's State as lost to its jobs: DOWN+DRAIN, ALLOCATED*, MIXED+NOT_RESPONDING."""
+"""Marks in Slurm's State of a node that is lost: DOWN+DRAIN, ALLOCATED*, MIXED+NOT_RESPONDING."""
 UNUSABLE_NODE = re.compile(rf"{DOWN.pattern}|DRAIN|MAINT")
-"""What marks a node on which no job starts."""
+"""Marks of a node on which no job starts."""
 LAUNCH_FAILED = re.compile(r"failed on node ([^\s:]+):(.*)")
-"""The node, and why: it is not reached, or it refuses what is asked for."""
+"""The node and the reason: it cannot be reached, or it refuses the request."""
 NOT_REACHED = re.compile("ommunication|onnection|imed out|Zero Bytes|receive failure|No route|not responding")
 UNREACHED = re.compile("Unable to contact slurm controller|Socket timed out")
-"""What Slurm's commands say while the controller starts again, or has too much to do."""
+"""Messages of Slurm's commands while the controller restarts or is overloaded."""
 PAUSES = (10.0,) * 6
-"""Seconds between tries to reach it."""
+"""Seconds between attempts to reach the controller."""
 NOBODY = ("", "(null)")
 ASK_SECONDS = 120
-"""Time for all nodes to start a step. A node that is gone is given up on within the sum of Slurm's own timeouts."""
+"""Seconds for all nodes to start a step. Slurm's own timeouts give up on a lost node within this time."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """Say what the controller knows of a job."""
+    """Describe a job as the controller knows it."""
 
     id: str
-    """Of a task of an array ARRAY_TASK: its own number is the array's as well if it is the last of them."""
+    """ARRAY_TASK for a task of an array, because the last task's own number is also the array's."""
     number: str
     state: str
-    """RUNNING while the batch script is left to itself; COMPLETING while Slurm ends it, too."""
+    """RUNNING while the batch script runs undisturbed; COMPLETING also while Slurm ends it."""
     why: str
-    """Why it is in this state: TimeLimit, for example."""
+    """Reason for the state, for example TimeLimit."""
     nodes: tuple[str, ...]
     excluded: tuple[str, ...]
     count: int
-    """How many nodes it asks for."""
+    """Number of nodes that it requests."""
     partitions: frozenset[str]
     features: frozenset[str]
-    """Words of --constraint, whatever stands between them; counts of nodes among them."""
+    """Words of --constraint, whatever the operators between them, including node counts."""
     reservation: str = ""
-    """Whose nodes alone it may have; empty: those that are not reserved."""
+    """Reservation to whose nodes it is limited; if empty, it gets nodes that are not reserved."""
 
 
 def names_in(nodes: str) -> tuple[str, ...]:
-    """Return the names that a list of nodes of Slurm's stands for: n[1-2] is n1 and n2.
+    """Return the names in one of Slurm's node lists: n[1-2] is n1 and n2.
 
     Raises:
         OSError: there is no scontrol here.
-        ValueError: it is no such list.
+        ValueError: it is not such a list.
     """
     return () if not _unless_null(nodes) else tuple(_scontrol("show", "hostnames", nodes).split())
 
 
 def first_address(nodes: str) -> str:
-    """Return where Slurm reaches the first of a list of nodes; their names need not resolve.
+    """Return Slurm's address of the first node in a list; node names need not resolve.
 
-    It is the name where Slurm does not tell its users of nodes (PrivateData=nodes), as in slurm/pretrain.sbatch.
+    It is the name if Slurm hides nodes from its users (PrivateData=nodes), as in slurm/pretrain.sbatch.
 
     Raises:
         OSError, ValueError: likewise.
@@ -78,21 +78,21 @@ def first_address(nodes: str) -> str:
 
 
 def node_name() -> str:
-    """Return the name of this node, as Slurm or else the system has it."""
+    """Return the name of this node from Slurm, or else from the system."""
     return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
 def own_job() -> str | None:
-    """Return the id of the job that this process is in, by which Slurm's commands know it alone; None outside of one.
+    """Return the unambiguous id of this process's job for Slurm's commands, or None outside of a job.
 
-    The number of one task of an array is that of the array, which stands for all its tasks.
+    The job number of an array task may be that of the array, which stands for all its tasks.
     """
     array = os.environ.get("SLURM_ARRAY_JOB_ID")
     return os.environ.get("SLURM_JOB_ID") if array is None else f"{array}_{os.environ['SLURM_ARRAY_TASK_ID']}"
 
 
 def read_job(job_id: str) -> Job:
-    """Return what the controller knows of a job. Raises ValueError with Slurm's words where it does not answer."""
+    """Return a job from the controller. Raises ValueError with Slurm's message if it does not answer."""
     fields = job_fields(job_id)
     return Job(
         job_id,
@@ -109,11 +109,11 @@ def read_job(job_id: str) -> Job:
 
 
 def job_fields(job_id: str, patience: float | None = None) -> dict[str, str]:
-    """Return all that the controller says of a job, by Slurm's names.
+    """Return all fields of a job from the controller, by Slurm's names.
 
     Raises:
-        ValueError: it does not answer; with Slurm's words.
-        subprocess.TimeoutExpired: it has not answered after so many seconds of patience.
+        ValueError: it does not answer; with Slurm's message.
+        subprocess.TimeoutExpired: it has not answered within `patience` seconds.
     """
     return read_fields(_scontrol("--oneliner", "show", "job", job_id, patience=patience))
 
@@ -126,7 +126,7 @@ def may_go_on(job: Job) -> bool:
 def lost_nodes(job: Job) -> list[str]:
     """Return the nodes of a running job that Slurm calls down, or on which it cannot start a step.
 
-    Where most of several nodes are reached and refuse the step, it is not the nodes.
+    If most of several nodes are reached but refuse the step, the nodes are not the cause.
     """
     failed = dict(LAUNCH_FAILED.findall(_ask(job)))
     states = {fields["NodeName"]: fields["State"] for fields in _all_nodes()}
@@ -138,15 +138,15 @@ def lost_nodes(job: Job) -> list[str]:
 
 
 def may_be_at_fault(accused: int, nodes: Sequence[str]) -> bool:
-    """Return whether so many of a job's nodes can be to blame: if they are most of several, it is not the nodes."""
+    """Return whether `accused` of a job's nodes can be at fault; if most of several are, the cause is elsewhere."""
     return accused <= max(1, len(nodes) // 2)
 
 
 def sparable(job: Job, faulty: Iterable[str]) -> list[str]:
-    """Return the nodes of a job that its next attempt can do without: as many as leave it enough, the first ones first.
+    """Return the faulty nodes that a job's next attempt can do without: the first ones, as long as enough are left.
 
-    Only nodes count that have the same devices as one of the job's, and those of the features it asks for that one of
-    the job's has, since what it asks for is not compared in full.
+    As replacements count nodes with the same devices, and the same requested features, as one of the job's nodes, since
+    the job's full request is not compared.
     """
     faulty = list(faulty)
     if not faulty:
@@ -172,35 +172,35 @@ def sparable(job: Job, faulty: Iterable[str]) -> list[str]:
 
 
 def requeue(job: Job) -> None:
-    """Put a job back into the queue. Raises ValueError if Slurm refuses.
+    """Requeue a job. Raises ValueError if Slurm refuses.
 
-    Slurm sends SIGTERM to whoever does that to the job that he is in: start with it ignored.
+    Slurm sends SIGTERM to a process that requeues its own job: start it with SIGTERM ignored.
     """
     _scontrol("requeue", job.id)
 
 
 def exclude(job: Job, without: Iterable[str]) -> None:
-    """Let the next attempt of a job do without some nodes, and those that it did without before.
+    """Exclude nodes from the next attempt of a job, in addition to those excluded before.
 
-    Slurm does so for a pending job alone: `requeue` it first. Raises ValueError if Slurm refuses.
+    Slurm allows it only for a pending job: `requeue` it first. Raises ValueError if Slurm refuses.
     """
     if excluded := sorted({*job.excluded, *without}):
         _scontrol("update", f"JobId={job.id}", f"ExcNodeList={','.join(excluded)}")
 
 
 def _reserved(job: Job) -> set[str] | None:
-    """Return the nodes of the reservations that the job may run in; None where it asks for none."""
+    """Return the nodes of the reservations that the job may run in, or None if it requests none."""
     if not job.reservation:
         return None
     found: set[str] = set()
     for name in job.reservation.split(","):
-        with suppress(ValueError):  # it is over, or not ours to see
+        with suppress(ValueError):  # it has ended, or is not visible to us
             found |= {*names_in(read_fields(_scontrol("--oneliner", "show", "reservation", name)).get("Nodes", ""))}
     return found
 
 
 def _may_run(job: Job, node: Mapping[str, str], reserved: set[str] | None) -> bool:
-    """Return whether a node is up, and where the job may run."""
+    """Return whether a node is up and the job may run on it."""
     return (
         not UNUSABLE_NODE.search(node["State"])
         and ("RESERVED" not in node["State"] if reserved is None else node["NodeName"] in reserved)
@@ -213,8 +213,8 @@ def _features(node: Mapping[str, str]) -> frozenset[str]:
 
 
 def _ask(job: Job) -> str:
-    """Return what srun says when it starts a step that does nothing on every node of the job."""
-    # What GPUs, memory and cores the job's steps take is in variables; this one takes none, or would wait for theirs
+    """Return the output of srun for a step that does nothing on every node of the job."""
+    # Variables set the GPUs, memory and cores of the job's steps; this step takes none, or it would wait for theirs
     environment = {
         key: value for key, value in os.environ.items() if not re.match("SLURM_(GPU|MEM|TRES|CPU_BIND)", key)
     }
@@ -234,7 +234,7 @@ def _all_nodes() -> list[dict[str, str]]:
 
 
 def read_fields(line: str) -> dict[str, str]:
-    """Return key -> value of a line of scontrol; of a value with blanks the first word."""
+    """Return key -> value from a line of scontrol; only the first word of a value with blanks."""
     return dict(word.split("=", 1) for word in line.split() if "=" in word)
 
 
@@ -243,12 +243,12 @@ def _unless_null(value: str) -> str:
 
 
 def _scontrol(*arguments: str, patience: float | None = None) -> str:
-    """Return what scontrol prints; without a limit of patience, ask again for a minute where no controller is reached.
+    """Return the output of scontrol; without `patience`, retry for a minute if the controller cannot be reached.
 
     Raises:
         OSError: there is no scontrol.
-        ValueError: it fails; with its words.
-        subprocess.TimeoutExpired: it has not answered within the patience.
+        ValueError: it fails; with its message.
+        subprocess.TimeoutExpired: it has not answered within `patience` seconds.
     """
     pauses = iter(PAUSES if patience is None else ())
     while True:

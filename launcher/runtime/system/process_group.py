@@ -1,4 +1,4 @@
-"""Join the process group of all ranks and leave it, with DeepSpeed prepared and quiet."""
+"""Join and leave the process group of all ranks, and prepare and silence DeepSpeed."""
 
 import hashlib
 import logging
@@ -26,18 +26,18 @@ from plumbline.launcher.runtime.system.world import World
 
 LOOPBACK = "127."
 ELSEWHERE = "192.0.2.1"
-"""An address that is nobody's (RFC 5737), and so beyond this host and its network."""
+"""An address that is never assigned (RFC 5737), and so outside this host and its network."""
 OTHER_PORT = "give the launcher another --master_port, or under Slurm export another MASTER_PORT"
 SHARED_MEMORY = "/dev/shm"
 SAID_OTHERWISE = ("Skipping step", "untested optimizer")
-"""What DeepSpeed warns of beside us: training says itself at which step an update was skipped, and our optimizers that
-DeepSpeed does not know are tested at the stages that we permit."""
+"""Warnings of DeepSpeed to suppress: training itself reports skipped updates, and our optimizers that DeepSpeed does
+not know are tested at the stages that we permit."""
 UNFUSED = "Mismatch dtype between input and weight"
-"""What torch warns of where autocast (bf16 at ZeRO-0) leaves the weights of a norm in fp32, as it is meant to be."""
+"""Warning of torch where autocast (bf16 at ZeRO-0) leaves a norm's weights in fp32, which is intended."""
 
 
 class UnmetError(ValueError):
-    """Say that ranks cannot form a group: as they are configured, or because a node or the network is broken."""
+    """Signal that ranks cannot form a group, because of their configuration, a broken node or the network."""
 
 
 def join(world: World, timeout_minutes: float) -> None:
@@ -59,7 +59,7 @@ def join(world: World, timeout_minutes: float) -> None:
 
 def _set_up_host(world: World) -> None:
     """Prepare this process for its device, before DeepSpeed looks at it."""
-    os.environ["DS_ACCELERATOR"] = world.device.type  # not what else DeepSpeed may find on this host
+    os.environ["DS_ACCELERATOR"] = world.device.type  # else DeepSpeed chooses by what it finds
     threads = host_threads()
     if threads is not None:
         torch.set_num_threads(threads)
@@ -75,7 +75,7 @@ def _set_up_host(world: World) -> None:
 
 
 def _import_deepspeed() -> None:
-    """Import DeepSpeed, and let it and torch say nothing that users cannot act on."""
+    """Import DeepSpeed, and suppress messages of DeepSpeed and torch that users cannot act on."""
     import deepspeed  # after DS_ACCELERATOR is set: DeepSpeed reads it when it is imported
 
     with definitions_uncompiled():
@@ -86,30 +86,30 @@ def _import_deepspeed() -> None:
     theirs.propagate = True
     theirs.setLevel(logging.WARNING)
     theirs.addFilter(lambda record: not any(words in record.getMessage() for words in SAID_OTHERWISE))
-    # DeepSpeed calls collectives by their old names, of which the newest torch warns; users cannot act on it
+    # DeepSpeed calls collectives by deprecated names, of which new versions of torch warn
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
     warnings.filterwarnings("ignore", message=r"barrier\(\): using the device")  # which is the one set above
     warnings.filterwarnings("ignore", message=UNFUSED)
 
 
 def _meet(world: World, backend: str, timeout: timedelta) -> None:
-    """Make the groups of all ranks, torch's and DeepSpeed's. Collective."""
+    """Create the groups of all ranks, torch's and DeepSpeed's. Collective."""
     import deepspeed
     from deepspeed.utils import groups
 
-    if world.size == 1:  # nobody to meet, so no port, which another process may take before we do
+    if world.size == 1:  # no port, which another process might take first
         store = dist.HashStore()  # type: ignore[attr-defined]
         gpu = world.device if backend == "nccl" else None
         dist.init_process_group(backend, store=store, rank=0, world_size=1, timeout=timeout, device_id=gpu)
     deepspeed.init_distributed(backend, auto_mpi_discovery=False, verbose=False, timeout=timeout)
-    # DeepSpeed would make one of all ranks for itself, with the backend's default: ten minutes under NCCL
+    # DeepSpeed would create a group with the backend's default timeout: ten minutes under NCCL
     groups._WORLD_GROUP = dist.new_group(timeout=timeout)
     release_shared_memory(world)
 
 
 @contextmanager
 def _naming_what_failed(backend: str) -> Iterator[None]:
-    """Turn the errors of ranks that cannot meet into an `UnmetError` that says what helps."""
+    """Turn the errors of ranks that cannot meet into an `UnmetError` with the remedy."""
     try:
         yield
     except dist.DistBackendError as error:
@@ -131,10 +131,10 @@ def _naming_what_failed(backend: str) -> Iterator[None]:
 
 @contextmanager
 def definitions_uncompiled() -> Iterator[None]:
-    """Let functions that are marked for torch.compile be defined as they are written.
+    """Define functions decorated with torch.compile without compiling them.
 
-    DeepSpeed marks those of its Muon (0.19.8), which nobody here calls, and looks at them whenever it starts. The mark
-    alone has torch import its compiler, which takes seconds, and only ranks that compile blocks need it.
+    DeepSpeed decorates functions of its Muon (0.19.8), which is not used here, and always imports it. The decorator
+    makes torch import its compiler, which takes seconds, and which only ranks that compile blocks need.
     """
 
     def as_written(function: Any = None, **_options: Any) -> Any:
@@ -149,10 +149,10 @@ def definitions_uncompiled() -> Iterator[None]:
 
 
 def gloo_group(timeout_minutes: float) -> dist.ProcessGroup:
-    """Return a new group of all ranks over gloo, which threads may use beside training's. Collective.
+    """Return a new gloo group of all ranks, which threads may use in parallel to training. Collective.
 
     Raises:
-        UnmetError: they cannot form it.
+        UnmetError: the ranks cannot form it.
     """
     try:
         group: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=timedelta(minutes=timeout_minutes))
@@ -162,7 +162,7 @@ def gloo_group(timeout_minutes: float) -> dist.ProcessGroup:
 
 
 def _without_gloo(error: Exception) -> str:
-    """Say that ranks cannot form a group over gloo, whose errors torch gives no kind of their own, and what helps."""
+    """Return the message and remedy for ranks that cannot form a gloo group, for which torch has no error class."""
     return (
         f"the ranks cannot form a group over gloo: {_first_line(error)}; gloo listens where the host's own name leads: "
         "set GLOO_SOCKET_IFNAME to the interface by which nodes reach each other (`ip -brief address` lists them)"
@@ -170,12 +170,12 @@ def _without_gloo(error: Exception) -> str:
 
 
 def listen_where_others_reach() -> None:
-    """Let gloo take the interface towards MASTER_ADDR where the host's own name leads to itself alone.
+    """Make gloo use the interface towards MASTER_ADDR if the host's own name resolves to a loopback address.
 
-    gloo tells other ranks the address that the own name stands for, which by Debian's /etc/hosts is 127.0.1.1: they
-    would look for this host on their own. Where MASTER_ADDR is that name, it is the interface towards everybody else.
+    gloo tells other ranks the address of the host's name, which in Debian's /etc/hosts is 127.0.1.1: they would look
+    for it on their own host. If MASTER_ADDR is that name, the interface towards outside addresses is used.
     """
-    with suppress(OSError):  # names that lead nowhere, no IPv4: then gloo decides as ever
+    with suppress(OSError):  # unresolvable names, no IPv4: gloo decides
         if "GLOO_SOCKET_IFNAME" in os.environ or not socket.gethostbyname(socket.gethostname()).startswith(LOOPBACK):
             return
         address = _address_towards(os.environ["MASTER_ADDR"])
@@ -187,17 +187,17 @@ def listen_where_others_reach() -> None:
 
 
 def _address_towards(host: str) -> str:
-    """Return the address of this host that another sees; nothing is sent to it."""
+    """Return the address of this host as another host sees it, without sending anything."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((host, 9))
         return str(probe.getsockname()[0])
 
 
 def release_shared_memory(world: World) -> None:
-    """Take away the name of this rank's buffer in shared memory, which all ranks of a host have opened by now.
+    """Unlink this rank's buffer in shared memory, which all ranks of the host have opened by now.
 
-    DeepSpeed makes 66 MiB for each rank on CPUs, and leaves them there for good (0.19.8): run after run, memory of the
-    host that only a restart gives back. What has no name is gone with the last process that has it open.
+    DeepSpeed creates 66 MiB per rank on CPUs and never removes them (0.19.8): every run takes host memory until the
+    next reboot. An unlinked buffer is freed with the last process that has it open.
     """
     names = (os.getuid(), os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", ""), world.rank)
     Path(SHARED_MEMORY, f"deepspeed_allreduce_buffer_{'_'.join(map(str, names))}").unlink(missing_ok=True)
@@ -208,10 +208,10 @@ def _first_line(error: Exception) -> str:
 
 
 def ask_torch_for_free_memory() -> None:
-    """Let DeepSpeed ask torch, and not NVML, how much memory of a GPU is free.
+    """Make DeepSpeed ask torch instead of NVML how much memory of a GPU is free.
 
-    For NVML it reads CUDA_VISIBLE_DEVICES as numbers (0.19.8), at stages 1 and 2, and names of GPUs (GPU-..., MIG-...)
-    end the start there. It asks before it makes its buffers, when memory is either ours or free.
+    For NVML it reads CUDA_VISIBLE_DEVICES as numbers (0.19.8) at stages 1 and 2, and fails on names of GPUs (GPU-...,
+    MIG-...). It asks before it allocates its buffers, when memory is either ours or free.
     """
     from deepspeed.accelerator import cuda_accelerator
 
@@ -219,20 +219,20 @@ def ask_torch_for_free_memory() -> None:
 
 
 def compile_start_up_operator() -> None:
-    """Build the C++ operator that DeepSpeed compiles inside init_distributed on CPU, before anyone waits for anyone.
+    """Build the C++ operator that DeepSpeed compiles inside init_distributed on CPU, before ranks wait for each other.
 
-    torch's own lock for such builds is a plain file: killed in the middle, it makes every later process wait for ever,
-    in silence. Here one process of a host builds at a time, under a lock that the kernel releases when its holder dies,
-    so a lock file that is there while we hold ours is stale by construction. The folder is specific to host, torch,
-    DeepSpeed and Python environment: objects are compiled for the processor they are built on, and two environments
-    with one folder would build anew, for a minute, whenever they take turns.
+    torch's own lock for such builds is a plain file: if a build is killed, every later process silently waits forever.
+    Here one process per host builds at a time, under a lock that the kernel releases when its holder dies, so torch's
+    lock file is stale if it exists while we hold ours. The folder is specific to host, torch, DeepSpeed and Python
+    environment: objects are compiled for the processor they are built on, and two environments that share a folder
+    would rebuild, for a minute, whenever they alternate.
     """
     if shutil.which(os.environ.get("CXX", "c++")) is None:
         raise ValueError(
             f"C++ compiler {os.environ.get('CXX', 'c++')!r} not found: DeepSpeed compiles one operator when it starts "
             "on CPU; install g++ (Debian and Ubuntu: apt-get install g++) or point CXX at a compiler"
         )
-    # ninja, which builds the operator, is beside the interpreter when the virtual environment is not activated
+    # If the virtual environment is not activated, ninja is found beside the interpreter
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     from deepspeed.accelerator import get_accelerator
 
@@ -248,7 +248,7 @@ def compile_start_up_operator() -> None:
 
 
 def extensions_folder() -> Path:
-    """Return where torch builds operators: TORCH_EXTENSIONS_DIR, or a folder of this host and Python environment."""
+    """Return where torch builds operators: TORCH_EXTENSIONS_DIR, or a folder for this host and Python environment."""
     from deepspeed import __version__ as deepspeed_version
 
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "plumbline" / "torch_extensions"
@@ -259,9 +259,9 @@ def extensions_folder() -> Path:
 
 @contextmanager
 def quiet_stdout() -> Iterator[None]:
-    """Keep the chatter of DeepSpeed and of compilers off standard output; errors still reach standard error.
+    """Keep messages of DeepSpeed and compilers off standard output; errors still reach standard error.
 
-    Where NCCL_DEBUG asks NCCL to speak, which it does on standard output, all of it goes to standard error.
+    With NCCL_DEBUG, NCCL logs to standard output; then everything goes to standard error.
     """
     sys.stdout.flush()
     saved = os.dup(1)
@@ -277,6 +277,6 @@ def quiet_stdout() -> Iterator[None]:
 
 
 def leave() -> None:
-    """Leave the process group, all ranks together: a launcher may end the others soon after the first has left."""
+    """Leave the process group together: a launcher may kill the other ranks soon after the first has ended."""
     dist.barrier()
     dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""Show how far a command has come through many alike things: a bar on a terminal, a line now and then in a log."""
+"""Show a command's progress through many similar items: a bar on a terminal, an occasional line in a log."""
 
 import sys
 import time
@@ -15,12 +15,12 @@ Thing = TypeVar("Thing")
 
 
 def watched(things: Iterable[Thing], total: int, unit: str) -> Iterator[Thing]:
-    """Yield things, and tell how many are done, and how long the rest may take.
+    """Yield things, and show how many are done, and how long the rest may take.
 
     Args:
-        things: what is worked on, one after the other.
-        total: how many they are.
-        unit: name of one.
+        things: the items to process, one after the other.
+        total: number of items.
+        unit: name of an item.
     """
     bar = tqdm(things, total=total, unit=unit, file=sys.stderr, disable=None)
     if not bar.disable:

@@ -1,8 +1,8 @@
-"""Keep what each rank has to say in a file of its own, for whoever has to find out how a run ended.
+"""Keep the log of each rank in its own file, to help find out how a run ended.
 
-The terminal is rank 0's, and for people. A rank's file also has what is printed nowhere: messages of other ranks, which
-most often say the same, and warnings of Python, torch and DeepSpeed, of which rank 0 alone prints its own. A failure
-stands there with its traceback. Nothing that befalls the file may end the run.
+The terminal shows rank 0, for people. A rank's file also has what is not printed: messages of other ranks, which are
+mostly the same, and warnings of Python, torch and DeepSpeed, which only rank 0 prints. Failures are logged with their
+tracebacks. No problem with the file may end the run.
 """
 
 import logging
@@ -18,11 +18,11 @@ from pathlib import Path
 from plumbline.launcher.runtime.system.log import LOG, Terminal
 from plumbline.launcher.runtime.system.world import World
 
-BYTES = 8 * 2**20  # of a file; one that is full makes way once, so a rank keeps at most twice as many
+BYTES = 8 * 2**20  # of a file, which is rotated once, so a rank keeps at most twice as many
 
 
 class RankFile(RotatingFileHandler):
-    """Append records with their times; take ours from INFO on, and all others' from WARNING on."""
+    """Append records with their times: our own from INFO on, and all others from WARNING on."""
 
     def __init__(self, path: Path, size: int = BYTES) -> None:
         super().__init__(path, maxBytes=size, backupCount=1, encoding="utf-8", delay=True)
@@ -30,31 +30,31 @@ class RankFile(RotatingFileHandler):
         self.addFilter(lambda record: record.levelno >= logging.WARNING or record.name.startswith(LOG.name))
 
     def note(self, message: str, failed: bool = False) -> None:
-        """Write a message here alone; with the exception that is being handled if something `failed`."""
+        """Write a message only to this file, with the exception being handled if something `failed`."""
         level, trace = (logging.ERROR, sys.exc_info()) if failed else (logging.INFO, None)
         self.handle(LOG.makeRecord(LOG.name, level, "", 0, message, (), trace))
 
     def _open(self) -> TextIOWrapper:
-        """Open the file when the first record comes, in a folder that is there by then."""
+        """Open the file at the first record, when its folder exists."""
         Path(self.baseFilename).parent.mkdir(parents=True, exist_ok=True)
         return super()._open()
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - the name is the base class's
-        """Ignore a disk that is full or gone. Report what is a bug."""
+        """Ignore a full or unavailable disk. Report bugs."""
         if not isinstance(sys.exc_info()[1], OSError):
             super().handleError(record)
 
     def close(self) -> None:
-        """Close the file, if that can be done."""
+        """Close the file, if possible."""
         with suppress(OSError):
             super().close()
 
 
 @contextmanager
 def rank_log(folder: Path, world: World) -> Iterator[None]:
-    """Log what this rank says, and what others log in its process, to rank_N.log of a folder."""
+    """Log this rank's messages, and those of libraries in its process, to rank_N.log in a folder."""
     file = RankFile(folder / f"rank_{world.rank:05d}.log")
-    terminal = Terminal(logging.WARNING)  # for what is not ours; a root logger without handlers prints it on all ranks
+    terminal = Terminal(logging.WARNING)  # for libraries: a root logger without handlers prints on all ranks
     handlers = (LOG, file), (logging.getLogger(), file), (logging.getLogger(), terminal)
     for logger, handler in handlers:
         logger.addHandler(handler)

@@ -1,11 +1,11 @@
-"""Take requests to stop: SIGUSR1 (Slurm, before the time limit or a preemption), SIGTERM, SIGINT, a dead launcher.
+"""Handle requests to stop: SIGUSR1 (Slurm, before the time limit or a preemption), SIGTERM, SIGINT, a dead launcher.
 
-The handler only raises a flag. Ranks hear of a signal at different moments, so the loop agrees on a step with an
-all-reduce of the flag, saves there, and exits with REQUEUE, which the sbatch script answers by requeueing the job.
-Before the first step there is nothing to save: until then the process ends at once, whatever it is at.
+The handler only sets a flag. Ranks receive a signal at different times, so the loop agrees on a step with an all-reduce
+of the flag, saves there, and exits with REQUEUE, after which the sbatch script requeues the job. Before the first step
+there is nothing to save: until then the process ends at once, whatever it is doing.
 
-`deepspeed` is two processes, and the outer one passes no signal on; a launcher that is killed outright passes none
-either. So each rank also looks, whenever it is asked, whether its launchers are still there.
+`deepspeed` is two processes, and the outer one does not forward signals; neither does a killed launcher. So each rank
+also checks whether its launchers still exist whenever the request is read.
 """
 
 import os
@@ -35,23 +35,23 @@ LAUNCHERS = {
     "accelerate.commands.launch",
 }
 MODULE, WITH_A_WORD = re.compile("-[^-mWX]*m"), re.compile("-[^-mWX]*[WX]")
-"""Options of Python, behind others of one letter: the module that it runs comes next, or a word that is none."""
+"""Options of Python, perhaps after other one-letter options, that a module to run follows, or an argument."""
 SIGNALS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
-LOOK_SECONDS = 1.0  # between looks at the launchers
+LOOK_SECONDS = 1.0  # between checks of the launchers
 SET_BY_LAUNCHERS = ("CROSS_SIZE", "TORCHELASTIC_RUN_ID")  # by deepspeed and torchrun in the environment of each rank
 
 
 class StopRequest:
-    """Tell whether this process has been asked to stop; install it before the work starts."""
+    """Record whether this process was asked to stop; install it before the work starts."""
 
     def __init__(self) -> None:
         self.signal: int | None = None
         self.step_seconds = 0.0
-        """How long steps take at present; the loop says so."""
+        """Current seconds per step, set by the loop."""
         self.save_seconds = 0.0
-        """How long the longest save took."""
+        """Seconds of the longest save."""
         self.tell: Callable[[int, str], object] | None = None
-        """Is told exit code and reason before the process ends at once."""
+        """Called with exit code and reason before the process ends at once."""
         self._why: str | None = None
         self._deferred = False
         self._lock = Lock()
@@ -62,18 +62,18 @@ class StopRequest:
 
     @property
     def takes(self) -> float:
-        """Return the seconds that a stop may take: two steps, the save that is under way, and another."""
+        """Return the seconds that a stop may take: two steps, the save in progress, and another."""
         return 2 * self.step_seconds + 2 * self.save_seconds
 
     def ask(self, why: str) -> None:
-        """Ask for a stop from within this process, from any thread; `why` goes on with "stopped"."""
+        """Request a stop from within this process, from any thread; `why` is a phrase to follow "stopped"."""
         self._why = why
 
     def end_at_once(self) -> None:
         """End the process with REQUEUE at a signal, or when a launcher dies, from now until `defer`.
 
-        Handlers of Python run between two instructions of the main thread, which may be waiting for other ranks in C++
-        for half an hour. So a thread of its own reads the signals, which the interpreter writes down as they come.
+        Python handlers run between two instructions of the main thread, which may be waiting for other ranks in C++
+        for half an hour. So a separate thread reads the signals, which the interpreter writes to a pipe as they arrive.
         """
         reader, writer = os.pipe()
         os.set_blocking(writer, False)
@@ -81,7 +81,7 @@ class StopRequest:
         Thread(target=self._end_at_request, args=(reader,), daemon=True).start()
 
     def defer(self) -> None:
-        """Leave it to whoever asks this object to end: from here on there is something to save."""
+        """Only record requests from here on: there is something to save, so the loop ends the process."""
         with self._lock:
             self._deferred = True
 
@@ -90,7 +90,7 @@ class StopRequest:
             heard = select.select([reader], [], [], LOOK_SECONDS)[0]
             numbers = os.read(reader, 64) if heard else b""
             if set(numbers) & set(SIGNALS) or self.signal is not None or self.is_orphaned:
-                with self._lock:  # or `defer` could return, and training begin, while this process ends
+                with self._lock:  # else `defer` could return, and training begin, during the end
                     if not self._deferred:
                         LOG.info(f"stopped {self.reason} before the first step, with nothing to save; start it again")
                         if self.tell is not None:
@@ -103,26 +103,26 @@ class StopRequest:
         self.signal = number
 
     def __bool__(self) -> bool:
-        """Return whether a signal arrived, this process asked itself, or a launcher of it died."""
+        """Return whether a signal arrived, this process requested a stop itself, or one of its launchers died."""
         return self.signal is not None or self._why is not None or self.is_orphaned
 
     @property
     def reason(self) -> str:
-        """Return why to stop, as it goes on with "stopped"."""
+        """Return the reason to stop, as a phrase to follow "stopped"."""
         return "because its launcher is gone" if self.is_orphaned else self._why or "on request"
 
     @property
     def is_orphaned(self) -> bool:
-        """Return whether a launcher of this process died; looked for once in LOOK_SECONDS, for steps may be short."""
+        """Return whether a launcher of this process died; checked once in LOOK_SECONDS, since steps may be short."""
         if not self._orphaned and time.monotonic() >= self._next_look:
             self._orphaned = self._has_lost_a_launcher()
             self._next_look = time.monotonic() + LOOK_SECONDS
         return self._orphaned
 
     def _has_lost_a_launcher(self) -> bool:
-        if not self._launchers:  # there is none, or it died before we looked for it
+        if not self._launchers:  # there is none, or it died before we looked
             return os.getppid() == 1 and any(name in os.environ for name in SET_BY_LAUNCHERS)
-        # Compare parents instead of asking whether the launcher exists: a dead one does until somebody waits for it
+        # Compare parents instead of checking that the launcher exists: a dead one does until it is waited for
         child = psutil.Process()
         for launcher in self._launchers:
             try:
@@ -135,9 +135,9 @@ class StopRequest:
 
 
 def _launchers() -> list[psutil.Process]:
-    """Return the ancestors of this process, parent first, up to the outermost launcher; wrappers in between count.
+    """Return the ancestors of this process, parent first, up to the outermost launcher, including wrappers in between.
 
-    Whoever else starts ranks, a shell for example, may leave them to themselves.
+    Others that start ranks, such as a shell, may end before them.
     """
     ancestors = psutil.Process().parents()
     outermost = max((number for number, process in enumerate(ancestors, start=1) if _is_launcher(process)), default=0)
@@ -148,13 +148,13 @@ def _is_launcher(process: psutil.Process) -> bool:
     """Return whether a process is a launcher of ranks, by its command line."""
     try:
         words = process.cmdline()
-    except psutil.Error:  # it ended while we looked, or its command line is not ours to see
+    except psutil.Error:  # it has just ended, or we may not see its command line
         return False
     return any(Path(word).name in LAUNCHERS for word in (*words[:1], _program(words[1:])))
 
 
 def _program(words: Sequence[str]) -> str:
-    """Return the script or the module that Python, or a shell, is to run by the words behind its name."""
+    """Return the script or module that Python or a shell runs, given the words after its name."""
     left = iter(words)
     for word in left:
         if MODULE.fullmatch(word):

@@ -1,4 +1,4 @@
-"""Submit jobs to Slurm: what is asked of the cluster, and the script that asks for it."""
+"""Submit jobs to Slurm: the request to the cluster, and the script that submits it."""
 
 import re
 import shlex
@@ -14,34 +14,34 @@ from plumbline.launcher.runtime.system.deadline import NOTICE
 from plumbline.launcher.runtime.system.installation import ROOT
 
 OURS = f"PLUMBLINE_ROOT,{NOTICE},PLUMBLINE_PYTHON"
-"""Variables in which a script of `write_script` tells a job where things are."""
+"""Variables by which a script of `write_script` passes locations to a job."""
 START_SECONDS = 120
-"""Least time of an attempt before its notice: half for a start, half since Slurm may give notice as much too early."""
+"""Minimum seconds of an attempt before its notice: half for a start, and half because Slurm's notice may be early."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """State what a job asks of the cluster; what is None is left to slurm/cluster.env or the site's default."""
+    """Describe what a job requests from the cluster; None leaves it to slurm/cluster.env or the site's default."""
 
     nodes: int = 1
     tasks_per_node: int = 1
     array: int | None = None
-    """Number of jobs in an array, each of which asks for all of this; None: a single job."""
+    """Number of jobs in an array, each with the full request, or None for a single job."""
     gpus_per_node: str | None = None
     """A number, or TYPE:NUMBER, here and below."""
     gpus_per_task: str | None = None
     cpus_per_task: int | None = None
     time: str | None = None
     notice: int = 300
-    """Seconds before the time limit at which the ranks are asked to save."""
+    """Seconds before the time limit when the ranks are asked to save."""
     site: Mapping[str, str] = field(default_factory=dict)
-    """Further options of sbatch, handed over as they are."""
+    """Further options of sbatch, passed on unchanged."""
 
     def __post_init__(self) -> None:
-        """Refuse a time limit under which an attempt is over before it has trained.
+        """Refuse a time limit that would end an attempt before it has trained.
 
         Raises:
-            ValueError: it is no time, or shorter than the notice and a start.
+            ValueError: it is not a time, or shorter than the notice and a start.
         """
         limit = None if self.time is None else _seconds(self.time)
         if limit is not None and limit < self.notice + START_SECONDS:
@@ -64,17 +64,17 @@ class Request:
             "time": self.time,
             "signal": f"USR1@{self.notice}",
             **self.site,
-            "mail-type": "END,FAIL" if "mail-user" in self.site else None,  # without a type there is no mail
+            "mail-type": "END,FAIL" if "mail-user" in self.site else None,  # sbatch sends no mail without a type
         }
 
 
 def count_of(gpus: str) -> int:
-    """Return how many GPUs N or TYPE:N are."""
+    """Return the number of GPUs in N or TYPE:N."""
     return int(gpus.rpartition(":")[2])
 
 
 def _seconds(time: str) -> int | None:
-    """Return the seconds of a time limit as sbatch reads it; None if it is none."""
+    """Return the seconds of a time limit as sbatch reads it, or None if it is unlimited."""
     if time in ("0", "UNLIMITED", "INFINITE"):
         return None
     found = re.fullmatch(r"(?:(?P<days>\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", time)
@@ -87,12 +87,12 @@ def _seconds(time: str) -> int | None:
 
 
 def log_file(folder: Path, name: str) -> str:
-    """Return the path of a log for sbatch, which replaces what follows a % in the name, and nothing in the folder."""
+    """Return the path of a log for sbatch, which expands % in the name, with % in the folder escaped."""
     return f"{str(folder).replace('%', '%%')}/{name}"
 
 
 def next_number(folder: Path) -> int:
-    """Return the number of the next submission that a folder takes, above all that are there; the folder is made."""
+    """Return the number of the next submission in a folder, above all existing ones; the folder is created."""
     folder.mkdir(parents=True, exist_ok=True)
     taken = (re.fullmatch(r"(?!job)[a-z]+-(\d+)\.\w+", file.name) for file in folder.iterdir())
     return 1 + max((int(found[1]) for found in taken if found), default=0)
@@ -109,16 +109,16 @@ def write_script(
 ) -> None:
     """Write a script that submits the job script `job` of slurm/ from the current folder, and prints the job id.
 
-    Once Slurm has taken the job, the script deletes the counts of fruitless attempts beside it.
+    Once Slurm has accepted the job, the script deletes the counts of fruitless attempts beside it.
 
     Args:
         path: of the script.
-        about: comment lines for who reads it.
-        options: of sbatch; those that are None are left out.
+        about: comment lines for its readers.
+        options: of sbatch; those that are None are omitted.
         job: name of the job script.
         arguments: of the job script.
-        notice: seconds before the time limit at which the job saves, for `deadline.read_notice`.
-        count: how many equal jobs are submitted.
+        notice: seconds before the time limit when the job saves, for `deadline.read_notice`.
+        count: number of equal jobs to submit.
     """
     path.write_text(_render(path.parent, about, options, job, arguments, notice, count), encoding="utf-8")
 
@@ -164,7 +164,7 @@ rm -f {shlex.quote(str(folder))}/{TALLY}*.json{after}
 
 
 def require_sbatch(dry_run: bool) -> None:
-    """Raise ValueError where nothing can be submitted, unless it is a dry run."""
+    """Raise ValueError if jobs cannot be submitted here, unless it is a dry run."""
     if not dry_run and shutil.which("sbatch") is None:
         raise ValueError("sbatch not found: run this on a login node of the Slurm cluster, or add --dry-run")
 
@@ -173,10 +173,10 @@ def submit(script: Path) -> list[str]:
     """Run a script of `write_script` and return the job ids.
 
     Raises:
-        ValueError: Slurm did not take it, or not all of a chain, in sbatch's own words, or its answer names no job.
+        ValueError: Slurm did not accept it, or not all of a chain, with sbatch's message; or its answer names no job.
     """
     done = subprocess.run(["bash", script], capture_output=True, text=True, check=False)
-    # Lines of "ID" or "ID;CLUSTER", and before them what modules of the site may print
+    # Lines of "ID" or "ID;CLUSTER", perhaps after output of the site's modules
     lines = (re.fullmatch(r"(\d+)(;\S*)?", line.strip()) for line in done.stdout.splitlines())
     jobs = [found[1] for found in lines if found]
     if done.returncode:
@@ -190,7 +190,7 @@ def submit(script: Path) -> list[str]:
 
 
 def describe_submission(script: Path, jobs: Sequence[str], what: str, log: str) -> str:
-    """Say what was submitted and how to follow it; of a dry run, which has no jobs, give the script itself."""
+    """Return what was submitted and how to follow it, or for a dry run, which has no jobs, the script itself."""
     if not jobs:
         return f"{script.read_text()}\nnot submitted; to submit: bash {script}"
     job_id, *later = jobs

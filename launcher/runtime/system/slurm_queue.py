@@ -1,4 +1,4 @@
-"""See which of this user's jobs wait in Slurm's queue, where there is one."""
+"""List this user's jobs that wait in Slurm's queue, if there is one."""
 
 import subprocess
 from dataclasses import dataclass
@@ -8,16 +8,16 @@ ASK_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class WaitingJob:
-    """Name a job that waits."""
+    """Describe a waiting job."""
 
     id: str
     reason: str
-    """Slurm's word for what it waits for: Priority, BeginTime, Dependency, ..."""
+    """Slurm's name for what it waits for: Priority, BeginTime, Dependency, ..."""
     name: str
 
 
 def waiting_jobs() -> list[WaitingJob]:
-    """Return the jobs that wait; none where there is no squeue, or it does not answer."""
+    """Return the waiting jobs, or none if there is no squeue or it does not answer."""
     command = ("squeue", "--me", "--noheader", "--states=PENDING", "--format=%A|%r|%j")
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=ASK_SECONDS, check=True)

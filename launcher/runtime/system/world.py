@@ -1,6 +1,6 @@
 """Find this process's place among all processes of the run.
 
-`python`, `deepspeed`, `torchrun` and one-task-per-rank `srun` all start the same script; the environment tells which.
+`python`, `deepspeed`, `torchrun` and one-task-per-rank `srun` all start the same script; the environment shows which.
 """
 
 import errno
@@ -17,7 +17,7 @@ from plumbline.launcher.runtime.system.log import TRAINING
 
 
 class MissingGPUError(ValueError):
-    """Say that a process does not see a GPU that it should have: as it was started, or because a node has lost it."""
+    """Signal that a process lacks a GPU, because of how it was started or because the node has lost it."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class World:
 
     rank: int
     local_rank: int
-    """Number among the ranks of its host, which need not be that of its device."""
+    """Index among the ranks of its host, which may differ from its device's."""
     size: int
     device: torch.device
 
@@ -37,24 +37,24 @@ class World:
 
 
 def _adopt_slurm_environment() -> None:
-    """Give torch.distributed the five variables that it expects, under a bare `srun`."""
+    """Set the five variables that torch.distributed expects, under a bare `srun`."""
     env, ranks = os.environ, slurm_ranks(os.environ)
     if not ranks:
         return
-    env.update(ranks)  # ahead of the check: an error names the rank that it is of
+    env.update(ranks)  # before the check, so that its error names the rank
     if _number("WORLD_SIZE") > 1 and "MASTER_ADDR" not in env:
         env["MASTER_ADDR"] = _address_of_first_task()
     env.setdefault("MASTER_ADDR", "127.0.0.1")
-    # One port for each attempt of a job, as in slurm/pretrain.sbatch; below the ports of outgoing connections
+    # A port per attempt of a job, as in slurm/pretrain.sbatch, below the ports of outgoing connections
     attempt = int(env["SLURM_JOB_ID"]) + 1009 * int(env.get("SLURM_RESTART_COUNT", "0"))
     env.setdefault("MASTER_PORT", str(20000 + attempt % 12768))
 
 
 def _number(name: str) -> int:
-    """Return a variable of the environment as a number.
+    """Return an environment variable as a number.
 
     Raises:
-        ValueError: it is none; names it.
+        ValueError: it is not a number; names the variable.
     """
     try:
         return int(os.environ[name])
@@ -65,7 +65,7 @@ def _number(name: str) -> int:
 
 
 def _address_of_first_task() -> str:
-    """Return the address of the node that the first task of this Slurm step is on."""
+    """Return the address of the node of this Slurm step's first task."""
     names = os.environ.get("SLURM_STEP_NODELIST") or os.environ.get("SLURM_JOB_NODELIST", "")
     try:
         return nodes.first_address(names)
@@ -78,12 +78,12 @@ def _address_of_first_task() -> str:
 
 
 def free_port() -> int:
-    """Return a TCP port that nobody has, below those that Linux gives to whoever connects in the meantime.
+    """Return a free TCP port, below those that Linux assigns to outgoing connections.
 
     Raises:
         OSError: there is none.
     """
-    for port in random.SystemRandom().sample(range(20_000, 32_000), 100):  # no seed decides: two may start at once
+    for port in random.SystemRandom().sample(range(20_000, 32_000), 100):  # unseeded: two may start at once
         try:
             with socket.socket() as probe:
                 probe.bind(("127.0.0.1", port))
@@ -96,17 +96,17 @@ def free_port() -> int:
 
 
 def emulates_bf16() -> bool:
-    """Return whether the model would run on a processor that computes in bf16 at a small part of its speed in fp32."""
+    """Return whether the model would run on a processor whose bf16 is much slower than its fp32."""
     return not torch.cuda.is_available() and torch.backends.cpu.get_cpu_capability() in ("DEFAULT", "AVX2")
 
 
 def be_alone() -> None:
-    """Make this process a world of one, as plain `python` is."""
+    """Make this process a world of one rank, as under plain `python`."""
     os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
 
 
 def read_world() -> World:
-    """Return rank, world size and device as whichever launcher started this process gives them.
+    """Return rank, world size and device from the launcher that started this process.
 
     Raises:
         ValueError: the launcher's variables are incomplete or contradict the visible GPUs.
@@ -130,16 +130,16 @@ def read_world() -> World:
         )
     device = _device(rank, local_rank, size)
     if device.type == "cuda":
-        os.environ["LOCAL_RANK"] = str(device.index)  # by which DeepSpeed chooses the device, in three places
+        os.environ["LOCAL_RANK"] = str(device.index)  # DeepSpeed chooses the device by it, in three places
     return World(rank, local_rank, size, device)
 
 
 def _device(rank: int, local_rank: int, size: int) -> torch.device:
-    """Return the GPU of this process, or the CPU where no GPU is visible.
+    """Return the GPU of this process, or the CPU if no GPU is visible.
 
     Raises:
         ValueError: the environment asks DeepSpeed for another kind of device.
-        MissingGPUError: no visible GPU is left for this rank, or torch sees none where there are some.
+        MissingGPUError: no visible GPU is left for this rank, or torch does not see the host's GPUs.
     """
     visible = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if not visible and os.environ.get("DS_ACCELERATOR") != "cpu":
@@ -153,7 +153,7 @@ def _device(rank: int, local_rank: int, size: int) -> torch.device:
         )
     if not visible:
         return torch.device("cpu")
-    # Slurm can show each task only its own GPU, which is then number 0 whatever the local rank
+    # Slurm may show each task only its own GPU, which then has number 0 for any local rank
     is_task = "SLURM_STEP_ID" in os.environ and os.environ.get("SLURM_PROCID") == str(rank)
     index = 0 if visible == 1 and is_task else local_rank
     if index >= visible:
@@ -164,11 +164,11 @@ def _device(rank: int, local_rank: int, size: int) -> torch.device:
 
 
 def _miss_gpus(local_rank: int, size: int) -> None:
-    """Refuse to train on CPUs where GPUs are meant, and say that a host has some where that is not known.
+    """Refuse to train on CPUs if GPUs were meant, and warn if a host has GPUs but this is uncertain.
 
     Raises:
-        MissingGPUError: Slurm gave the job GPUs, or the host of one of several ranks has some, for which this torch is
-            made: the other ranks would wait for this one on theirs. Nobody has hidden them.
+        MissingGPUError: Slurm gave the job GPUs, or this is one of several ranks and its host has GPUs, which are not
+            hidden and which this torch supports: the other ranks would wait for this one on their GPUs.
     """
     if os.environ.get("CUDA_VISIBLE_DEVICES") in HIDDEN:
         return
@@ -179,7 +179,7 @@ def _miss_gpus(local_rank: int, size: int) -> None:
     )
     if promised not in ("", "0"):
         raise MissingGPUError(f"SLURM_GPUS_ON_NODE = {promised}, but {why}")
-    if not has_gpus() or "SLURM_JOB_ID" in os.environ:  # a job may have asked for CPUs alone
+    if not has_gpus() or "SLURM_JOB_ID" in os.environ:  # a job may have requested only CPUs
         return
     if size > 1 and torch.version.cuda is not None and has_gpus(files=(NVIDIA,)):
         raise MissingGPUError(f"this host has GPUs, but {why}")
