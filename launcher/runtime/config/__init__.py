@@ -1,1 +1,1 @@
-"""Define the configuration of a run: what may be written, how it is read, and what follows from it."""
+"""Define the configuration of a run: its keys, how it is read, and what is derived from it."""

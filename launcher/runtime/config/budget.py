@@ -1,4 +1,4 @@
-"""Count what a run has before it starts: its parameters, and the bytes of a checkpoint."""
+"""Count a run's parameters and the bytes of a checkpoint before it starts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ MIB, GIB = 2**20, 2**30
 def checkpoint_bytes(config: Config, rows: Sequence[ParameterRow]) -> float:
     """Return the bytes of one checkpoint: fp32 weights, the optimizer's state, and a moving average.
 
-    The same at every ZeRO stage and in every precision.
+    They are the same at every ZeRO stage and in every precision.
     """
     total, trained = totals(rows).total, trained_count(rows)
     average = 0.0 if config.train.ema_half_life_tokens is None else 4.0 * trained
@@ -22,7 +22,7 @@ def checkpoint_bytes(config: Config, rows: Sequence[ParameterRow]) -> float:
 
 
 def state_beyond_adamw(config: Config) -> float:
-    """Return the bytes of optimizer state over AdamW's two fp32 moments, of the whole model; negative for Muon."""
+    """Return the bytes of optimizer state beyond AdamW's two fp32 moments, for the whole model; negative for Muon."""
     kind = config.optimizer.kind
     roles: tuple[Role, ...] | None = None if kind.all_tensors else ("hidden_matrix",)
     shapes = parameter_shapes(config.model, config.objective, roles).values()
@@ -31,11 +31,11 @@ def state_beyond_adamw(config: Config) -> float:
 
 @dataclass(frozen=True)
 class ParameterCount:
-    """Count the parameters of a run."""
+    """Hold the parameter counts of a run."""
 
     total: int
     non_embedding: int
-    """Number of those that scaling laws call N: no embedding, unembedding or objective's own."""
+    """N of scaling laws: without the embedding, the unembedding and the objective's own parameters."""
 
 
 def totals(rows: Sequence[ParameterRow]) -> ParameterCount:
@@ -47,5 +47,5 @@ def totals(rows: Sequence[ParameterRow]) -> ParameterCount:
 
 
 def trained_count(rows: Sequence[ParameterRow]) -> int:
-    """Count the parameters of a table that the optimizer moves."""
+    """Count the trained parameters of a table."""
     return sum(row.count for row in rows if row.trainable)

@@ -1,4 +1,4 @@
-"""Put what is wrong with a configuration into words: one readable line for each problem."""
+"""Describe the problems of a configuration in one readable line each."""
 
 import difflib
 import json
@@ -12,7 +12,7 @@ from pydantic_core import ErrorDetails
 from plumbline.launcher.runtime.config.synonyms import meant_by
 
 DISCRIMINATORS = ("name", "rope_type")
-"""Keys of a section by which one of several schemas is chosen."""
+"""Keys of a section that choose one of several schemas."""
 
 FOLLOWS: dict[tuple[int | str, ...], tuple[tuple[int | str, ...], ...]] = {
     ("model", "num_key_value_heads"): (("model", "num_attention_heads"), ("model", "hidden_size")),
@@ -20,7 +20,7 @@ FOLLOWS: dict[tuple[int | str, ...], tuple[tuple[int | str, ...], ...]] = {
     ("model", "intermediate_size"): (("model", "num_attention_heads"), ("model", "hidden_size")),
     ("model", "max_position_embeddings"): (("data", "sequence_length"), ("data",)),
 }
-"""Keys that are filled in, and from which others; without those they are missing, which is no problem of its own."""
+"""Keys that are derived -> the keys that they come from; if those are missing, only they are reported."""
 
 
 EXAMPLES: dict[tuple[int | str, ...], str] = {
@@ -28,15 +28,15 @@ EXAMPLES: dict[tuple[int | str, ...], str] = {
     ("parameterization",): "{rule: sp}, or {rule: completep, base_hidden_size: W, base_num_hidden_layers: D} of the "
     "model whose hyperparameters were tuned",
 }
-"""Place -> how it may be filled."""
+"""Place -> an example of its value."""
 
 REASONS: dict[tuple[str, object], str] = {
     ("deepspeed.precision", name): "losses are not scaled, as fp16 would need it" for name in ("fp16", "float16")
 }
-"""Key and value -> why it is not served."""
+"""Key and value -> why it is not supported."""
 
 
-UNKNOWN = "extra_forbidden"  # what pydantic calls a key that no schema has
+UNKNOWN = "extra_forbidden"  # pydantic's name for an unknown key
 
 EXPECTED: dict[str, str] = {
     "int_type": "a whole number is expected",
@@ -52,23 +52,23 @@ EXPECTED: dict[str, str] = {
     "too_long": "it has {actual_length} of at most {max_length} entries",
     "string_too_short": "it has to have {min_length} characters or more",
 }
-"""Type of a problem, as pydantic names it -> what to say of the value, filled from the problem's context."""
+"""Pydantic's name of a type of problem -> message about the value, formatted with the problem's context."""
 
 
 KEY = re.compile(r"[a-z_]+ = ")
-"""How a line begins that names a key of the section it is about."""
+"""Beginning of a line that names a key of its section."""
 
 
 class ConfigError(ValueError):
-    """Report a configuration that cannot be used; the message lists every problem, one for each line."""
+    """Signal a configuration that cannot be used; the message lists every problem on its own line."""
 
 
 def explain(problems: Iterable[ErrorDetails], schema: type[BaseModel]) -> Iterator[str]:
     """Yield one line for each problem in values for `schema`: path, offending value, remedy.
 
     Args:
-        problems: what `ValidationError.errors()` of pydantic lists. An error raised by a check of ours may itself
-            have several lines.
+        problems: the result of pydantic's `ValidationError.errors()`. An error raised by one of our checks may have
+            several lines.
         schema: what the values were validated against.
     """
     problems = list(problems)
@@ -80,9 +80,9 @@ def explain(problems: Iterable[ErrorDetails], schema: type[BaseModel]) -> Iterat
             continue
         path = ".".join(path_of(schema, problem["loc"]))
         if problem["type"] == "missing":
-            if path not in meant:  # who wrote it under another name is told there
+            if path not in meant:  # else the problem of the other name covers it
                 yield f"{path}: missing, and it has no default{_example(problem['loc'])}"
-        elif problem["type"] == "value_error":  # of the whole configuration, it names the keys itself
+        elif problem["type"] == "value_error":  # one about the whole configuration names the keys itself
             for line in str(problem["ctx"]["error"]).splitlines():
                 yield f"{path}{'.' if KEY.match(line) else ': '}{line}" if path else line
         elif problem["type"] == "union_tag_invalid":
@@ -95,7 +95,7 @@ def explain(problems: Iterable[ErrorDetails], schema: type[BaseModel]) -> Iterat
 
 
 def _path_in(hint: str, section: list[str]) -> str | None:
-    """Return the path of the key that a hint names, which may be one of the same section; None: it names none."""
+    """Return the path of the key that a hint names, perhaps one of the same section, or None if it names none."""
     found = re.search(r"did you mean ([\w.]+)\?", hint)
     if found is None:
         return None
@@ -103,7 +103,7 @@ def _path_in(hint: str, section: list[str]) -> str | None:
 
 
 def _expected(problem: ErrorDetails, path: str) -> str:
-    """Say what a value should have been that is wrong by itself."""
+    """Return what was expected instead of an invalid value."""
     kind, context = problem["type"], problem.get("ctx", {})
     if kind == "union_tag_not_found":
         key = _discriminator(problem)
@@ -121,34 +121,34 @@ def _expected(problem: ErrorDetails, path: str) -> str:
 
 
 def _as_written(value: object) -> str:
-    """Return a value as YAML has it, where Python has another word for it."""
+    """Return a value in YAML's spelling, where Python's differs."""
     return json.dumps(value) if value is None or isinstance(value, bool) else repr(value)
 
 
 def _nearest(word: str, known: list[str]) -> str:
-    """Say which of the known words may be meant, or all of them."""
+    """Return which of the known words may be meant, or all of them."""
     close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
     return f"did you mean {close[0]}?" if close else f"it is one of {', '.join(known)}"
 
 
 def _example(location: tuple[int | str, ...]) -> str:
-    """Return how a place in a configuration may be filled, where that is known, behind a comma."""
+    """Return a comma and an example for a place in a configuration, if one is known."""
     example = EXAMPLES.get(location[:2])
     return "" if example is None else f", such as {example}"
 
 
 def path_of(schema: type[BaseModel], location: tuple[int | str, ...]) -> list[str]:
-    """Return a place in values for `schema`, as pydantic has it, as one types it."""
+    """Return pydantic's location in values for `schema` as a user types it."""
     return _follow(schema, location)[0]
 
 
 def _hint(schema: type[BaseModel], location: tuple[int | str, ...], value: object) -> str:
-    """Say what may be meant by an unknown key: one spelled nearly so, of another section, or of other trainers."""
+    """Return what an unknown key may mean: one with a similar name, of another section, or of other trainers."""
     _, section = _follow(schema, location[:-1])
     known, name = [] if section is None else list(section.model_fields), str(location[-1])
     keys = [str(key) for key in value] if len(location) == 1 and isinstance(value, dict) else []
     if keys and (close := difflib.get_close_matches(name, known, n=1, cutoff=0.8)):
-        return f"did you mean {close[0]}?"  # a section that is spelled nearly so
+        return f"did you mean {close[0]}?"  # a section with a similar name
     if elsewhere := list(filter(None, (_elsewhere(schema, each) for each in keys or [name]))):
         return " ".join(elsewhere)
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
@@ -156,7 +156,7 @@ def _hint(schema: type[BaseModel], location: tuple[int | str, ...], value: objec
 
 
 def _elsewhere(schema: type[BaseModel], name: str) -> str | None:
-    """Say where in the configuration of a run a key belongs that was written in another section."""
+    """Return where a key that was written in another section belongs in the configuration of a run."""
     sections = {
         key: field.annotation
         for key, field in schema.model_fields.items()
@@ -169,9 +169,9 @@ def _elsewhere(schema: type[BaseModel], name: str) -> str | None:
 
 
 def _follow(schema: type[BaseModel], location: tuple[int | str, ...]) -> tuple[list[str], type[BaseModel] | None]:
-    """Return a place in values for `schema` as one types it, and the schema of the section there, if one is.
+    """Return a location in values for `schema` as a user types it, and the schema of the section there, if any.
 
-    Where a section's `name` chooses among several schemas, pydantic puts that name into the location.
+    If a section's `name` chooses among several schemas, pydantic inserts that name into the location.
     """
     typed: list[str] = []
     schemas = [schema]
@@ -189,11 +189,11 @@ def _follow(schema: type[BaseModel], location: tuple[int | str, ...]) -> tuple[l
 
 
 def _discriminator(problem: ErrorDetails) -> str:
-    """Return the key of a section by which one of several schemas is chosen."""
+    """Return the key of a section that chooses one of several schemas."""
     return str(problem["ctx"]["discriminator"]).strip("'")
 
 
 def _names(schema: type[BaseModel]) -> tuple[str, ...]:
-    """Return what the key that chooses among schemas may be in this section, if one does."""
+    """Return the values of the key that chooses among schemas in this section, if there is one."""
     keys = [key for key in DISCRIMINATORS if key in schema.model_fields]
     return get_args(schema.model_fields[keys[0]].annotation) if keys else ()

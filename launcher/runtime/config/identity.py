@@ -1,14 +1,14 @@
-"""Say what makes a run the same run: every key of the configuration has a mark, which stands beside its field.
+"""Define what makes a run the same run: every key of the configuration has a mark, declared with its field.
 
 A field is marked where it is declared, by `json_schema_extra={"shapes": MARK}`. A field without a mark has that of its
-section, and every section has one in `Config`. Whoever compares configurations asks here by mark:
+section, and every section has one in `Config`. Configurations are compared by mark:
 
-- a run is resumed if the keys of RESUMED are equal; a branch continues its parent likewise, but for `schedule.branch`,
-  which makes it one, and `precision`, in which it may cool down (checkpoint/branch.py);
-- a run that is asked for is complete if the keys of TRAINED are those that it was trained with (run/folder.py);
-- checkpoints are averaged if the keys that shape the model are equal (models/averages.py);
-- cells of a sweep are one run if the keys of TRAINED are equal, `parameterization` and `horizon` by what they come to,
-  and `data.micro_batch_size` as well: cells are compared to the last bit (sweep/cells.py).
+- a run can be resumed if the keys of RESUMED are equal; so can a branch continue its parent, except that
+  `schedule.branch` differs and `precision` may (checkpoint/branch.py);
+- a requested run is complete if the keys of TRAINED are those that it was trained with (run/folder.py);
+- checkpoints can be averaged if the keys that shape the model are equal (models/averages.py);
+- cells of a sweep are the same run if the keys of TRAINED are equal, `parameterization` and `horizon` by their results,
+  and `data.micro_batch_size` too, because cells are compared to the last bit (sweep/cells.py).
 """
 
 from collections.abc import Collection, Iterator
@@ -27,13 +27,13 @@ MARKS = {
     "course": ("holds from there on", "refused: nothing would be trained"),
     "nothing": ("free", "free"),
 }
-"""Mark -> what becomes of a change of such a key, in a run that is resumed and in one that is complete."""
+"""Mark -> effect of changing such a key in a resumed run and in a complete one."""
 
 RESUMED = ("model", "run", "state")
-"""Marks of the keys that a run keeps until it ends."""
+"""Marks of the keys that must not change until a run ends."""
 
 TRAINED = (*RESUMED, "course")
-"""Marks of the keys that say what was trained."""
+"""Marks of the keys that define what was trained."""
 
 BESIDE_STEPS = (
     "data.validation",
@@ -44,7 +44,7 @@ BESIDE_STEPS = (
     "train.log_interval",
     "train.sample_prompts",
 )
-"""Beginnings of the keys of TRAINED that change nothing of a step that is made."""
+"""Beginnings of those keys of TRAINED that do not affect training steps."""
 
 
 def mark_of(section: str, key: str | None = None) -> str:
@@ -66,7 +66,7 @@ def changes(old: Config, new: Config, marks: Collection[str] = tuple(MARKS)) -> 
 
 
 def _apart(path: str, was: Any, becomes: Any) -> Iterator[tuple[str, tuple[Any, Any]]]:
-    """Yield path and both values where two values differ; within sections, and lists of as many sections each."""
+    """Yield path and both values where two values differ, also inside sections and equally long lists of sections."""
     if was == becomes:
         return
     if isinstance(was, dict) and isinstance(becomes, dict):
@@ -90,7 +90,7 @@ def differences(old: Config, new: Config, marks: Collection[str] = tuple(MARKS))
 
 
 def makes_other_steps(path: str) -> bool:
-    """Return whether steps that are made again with another value of a key may be others."""
+    """Return whether another value of a key may change training steps when they are repeated."""
     section, _, key = path.partition(".")
     if section not in Config.model_fields or path.startswith(BESIDE_STEPS):
         return False
@@ -103,7 +103,7 @@ def settings(config: Config) -> dict[str, Any]:
 
 
 def table() -> str:
-    """Return the table of docs/runs.md: what becomes of a change of each key."""
+    """Return the table of docs/runs.md: the effect of changing each key."""
     rows = [f"| {', '.join(_keys_of(mark))} | {resumed} | {complete} |" for mark, (resumed, complete) in MARKS.items()]
     return "\n".join(["| a change of | when resuming | when complete |", "|---|---|---|", *rows])
 
@@ -125,7 +125,7 @@ def _leaves_below(path: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _keys_of(mark: str) -> Iterator[str]:
-    """Yield in words the keys with a mark: whole sections, the rest of sections, single keys."""
+    """Yield descriptions of the keys with a mark: whole sections, the rest of sections, single keys."""
     for section, field in Config.model_fields.items():
         marked = {
             key: own for schema in _schemas(field) for key, info in schema.model_fields.items() if (own := _mark(info))
@@ -139,13 +139,13 @@ def _keys_of(mark: str) -> Iterator[str]:
 
 
 def _schemas(field: FieldInfo) -> list[type[BaseModel]]:
-    """Return the schemas that a section may have: several where its `name` chooses."""
+    """Return the schemas that a section may have: several if its `name` chooses one."""
     kinds = get_args(field.annotation) or (field.annotation,)
     return [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)]
 
 
 def _mark(field: FieldInfo) -> str | None:
-    """Return the mark that stands at a field itself."""
+    """Return the mark on the field itself."""
     extra = field.json_schema_extra
     mark = extra.get("shapes") if isinstance(extra, dict) else None
     return None if mark is None else str(mark)

@@ -1,7 +1,7 @@
-"""Describe every key of a configuration as a JSON Schema: what the page of the documentation and editors read.
+"""Describe every key of a configuration as a JSON Schema, for the documentation and for editors.
 
-Types, defaults and meanings are those of the schema's fields; added is what only their checks know: names of kinds, the
-spelling of durations, short spellings, and what becomes of a key that is left out.
+Types, defaults and meanings are those of the schema's fields. What only their checks know is added: names of kinds, the
+spelling of durations, short spellings, and the effect of omitting a key.
 """
 
 import json
@@ -32,10 +32,10 @@ KINDS: dict[tuple[str, str], Iterable[str]] = {
 """Keys whose values are the names in a table."""
 
 LEFT_OUT = "left_out"
-"""Word of a field's `json_schema_extra` for what the key is when it is left out, where no default says it."""
+"""Key of a field's `json_schema_extra` with the value of an omitted key, if it is not a plain default."""
 
 OURS = ("title", "shapes", LEFT_OUT, "discriminator")
-"""Words that editors have no use for."""
+"""Schema entries that editors do not need."""
 
 
 def described() -> Node:
@@ -60,9 +60,9 @@ def described() -> Node:
 
 
 def for_editors() -> Node:
-    """Return the JSON Schema of a file, which may leave out what it extends, or the command line, has."""
+    """Return the JSON Schema of a file, which may omit what its base file or the command line sets."""
     schema = deepcopy(described())
-    for key, section in schema["properties"].items():  # null takes away that of the file below
+    for key, section in schema["properties"].items():  # null removes that of the base file
         schema["properties"][key] = {"anyOf": [section, {"type": "null"}]}
     schema["properties"]["extends"] = {
         "type": "string",
@@ -77,7 +77,7 @@ def for_editors() -> Node:
     for node in [*nodes(schema)]:
         for word in (*OURS, "required"):
             node.pop(word, None)
-        if "oneOf" in node:  # without the name that chooses, several may fit
+        if "oneOf" in node:  # without the choosing name, several may match
             node["anyOf"] = node.pop("oneOf")
         if node.get("type") == "integer":  # 1_000_000 is a string to an editor
             number = {word: node.pop(word) for word in (*node,) if word not in ("description", "default")}
@@ -86,7 +86,7 @@ def for_editors() -> Node:
 
 
 def nodes(schema: Any) -> Iterator[Node]:
-    """Yield a schema and all the schemas that it is made of."""
+    """Yield a schema and all its nested schemas."""
     yield schema
     for word in ("properties", "$defs"):
         for child in schema.get(word, {}).values():
@@ -100,6 +100,6 @@ def nodes(schema: Any) -> Iterator[Node]:
 
 
 def as_in_yaml(text: str) -> str:
-    """Return a docstring with a line for each paragraph and Python's constants as YAML spells them."""
+    """Return a docstring with one line per paragraph and Python's constants in YAML's spelling."""
     spelled = re.sub(r"\bNone\b", "null", re.sub(r"(?<!\n)\n(?!\n)", " ", text))
     return re.sub(r"\b(True|False)\b", lambda match: match[0].lower(), spelled)

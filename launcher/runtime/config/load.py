@@ -1,4 +1,4 @@
-"""Read a configuration: what is written, completed by what it leaves open; and save it."""
+"""Read a configuration, complete it, and save it."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,19 +14,19 @@ from plumbline.launcher.runtime.config.yaml_files import escape
 from plumbline.launcher.runtime.system.files import write_whole
 
 ChooseStage = Callable[[Mapping[int, Config]], int]
-"""Returns one of the keys: (ZeRO stage -> the configuration with it)."""
+"""Returns one of the keys of a mapping ZeRO stage -> the configuration with it."""
 AUTO = "auto"
 BY_PREFERENCE = (1, 2, 3, 0)
-"""ZeRO stages that `auto` may become. Stage 0 keeps most, in bf16 with other bits: it is for what no other serves."""
+"""ZeRO stages that `auto` may become. Stage 0 is the last: it needs the most memory, and differs in bf16."""
 
 
 def load_config(path: Path, overrides: list[str], choose_stage: ChooseStage | None = None) -> Config:
-    """Read a YAML file, apply its `extends:` chain and the overrides, and fill in what corpora and models decide.
+    """Read a YAML file, apply its `extends:` chain and the overrides, and fill in what corpora and models determine.
 
     Args:
         path: the YAML file.
         overrides: `section.key=value` strings, applied in order; values are parsed as YAML.
-        choose_stage: chooses where deepspeed.zero_stage is `auto`; whoever knows the devices passes it.
+        choose_stage: chooses the stage if deepspeed.zero_stage is `auto`; passed by callers that know the devices.
 
     Raises:
         ConfigError: unreadable file, bad YAML, unknown keys, wrong types or values; one line for each problem.
@@ -47,7 +47,7 @@ def leaves_stage_open(path: Path, overrides: list[str]) -> bool:
     """Return whether a YAML file and overrides leave deepspeed.zero_stage to the devices that the run starts on.
 
     Raises:
-        ConfigError: unreadable file, bad YAML, or something that is no override.
+        ConfigError: unreadable file, bad YAML, or an invalid override.
     """
     return _is_open(read_values(path, overrides))
 
@@ -58,10 +58,10 @@ def _is_open(values: Mapping[str, Any]) -> bool:
 
 
 def _by_stage(values: dict[str, Any], source: str) -> dict[int, Config]:
-    """Return the configuration with each ZeRO stage that it permits; stage 0 only where it permits no other.
+    """Return the configuration with each ZeRO stage that it permits; stage 0 only if it permits no other.
 
     Raises:
-        ConfigError: it permits none; what stands against the first.
+        ConfigError: it permits none; lists the problems of the first.
     """
     found: dict[int, Config] = {}
     refusals: list[ConfigError] = []
@@ -81,8 +81,8 @@ def as_yaml(config: Config, open_stage: bool = False) -> str:
     """Return the resolved configuration as YAML that `load_config` reads back to an equal object.
 
     Args:
-        config: to write.
-        open_stage: write `auto` for its ZeRO stage, which whoever reads it then chooses anew.
+        config: the configuration to write.
+        open_stage: write `auto` for its ZeRO stage, which is then chosen again on reading.
     """
     values = config.model_dump()
     if open_stage:
@@ -91,5 +91,5 @@ def as_yaml(config: Config, open_stage: bool = False) -> str:
 
 
 def save_config(config: Config, path: Path, open_stage: bool = False) -> None:
-    """Write what `as_yaml` returns, whole or not at all."""
+    """Write the result of `as_yaml`, whole or not at all."""
     write_whole(path, as_yaml(config, open_stage))

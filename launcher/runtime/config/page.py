@@ -56,7 +56,7 @@ def page() -> str:
 
 
 def elsewhere() -> Iterator[str]:
-    """Yield the table of what other trainers call our keys."""
+    """Yield the table of other trainers' names for our keys."""
     yield ELSEWHERE
     for key, names in SYNONYMS.items():
         yield f"| `{key}` | {', '.join(f'`{name}`' for name in names.split())} |"
@@ -65,13 +65,13 @@ def elsewhere() -> Iterator[str]:
 
 
 def places(path: str, node: Node, keys: dict[str, Node], headings: dict[str, str]) -> list[tuple[str, list[str]]]:
-    """Return the headings at and below a path, each with the kinds of keys under it: a kind stands where it is first.
+    """Return the headings at and below a path, each with the kinds of keys first met there.
 
     Args:
         path: of a section.
         node: its schema.
         keys: the schema of each kind of keys, by the name of its class.
-        headings: class -> heading of the kinds that were met, to which these are added.
+        headings: class -> heading of the kinds met so far, to which these are added.
     """
     names = [name for name in references(node) if name not in headings]
     headings |= dict.fromkeys(names, path)
@@ -83,7 +83,7 @@ def places(path: str, node: Node, keys: dict[str, Node], headings: dict[str, str
 
 
 def tables(kinds: Sequence[Node], headings: dict[str, str]) -> Iterator[str]:
-    """Yield the lines of the keys of a section; of several kinds, one after the other."""
+    """Yield the lines on the keys of a section, one kind of keys after the other."""
     for keys in kinds:
         properties = keys["properties"]
         if len(kinds) > 1:
@@ -101,7 +101,7 @@ def tables(kinds: Sequence[Node], headings: dict[str, str]) -> Iterator[str]:
 
 
 def default_of(key: str, keys: Node) -> str:
-    """Return what a key is when it is left out."""
+    """Return the value of a key if it is omitted."""
     value = keys["properties"][key]
     if LEFT_OUT in value:
         return str(value[LEFT_OUT])
@@ -112,7 +112,7 @@ def default_of(key: str, keys: Node) -> str:
 
 
 def kind_of(node: Node, headings: dict[str, str]) -> str:
-    """Return what a value may be, in words."""
+    """Return a description of the possible values."""
     if "$ref" in node:
         name = last(node["$ref"])
         return "duration" if name not in headings else f"[keys](#{anchor(headings[name])})"
@@ -134,7 +134,7 @@ BOUNDS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiv
 
 
 def references(node: Node) -> Iterator[str]:
-    """Yield the names of the sections that a value may be, or be a list of."""
+    """Yield the names of the sections that a value, or the entries of a list, may be."""
     if "$ref" in node and last(node["$ref"]) != "Duration":
         yield last(node["$ref"])
     for choice in [*node.get("anyOf", []), *node.get("oneOf", [])]:
@@ -149,7 +149,7 @@ def written(value: Any) -> str:
 
 
 def either(words: Iterable[str]) -> str:
-    """Return words as in: a, b or c."""
+    """Return words joined as in: a, b or c."""
     *first, last_one = words
     return f"{', '.join(first)} or {last_one}" if first else last_one
 
@@ -160,5 +160,5 @@ def last(reference: str) -> str:
 
 
 def anchor(heading: str) -> str:
-    """Return what links to a heading end in."""
+    """Return the anchor of a heading for links."""
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")

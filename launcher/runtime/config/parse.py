@@ -1,4 +1,4 @@
-"""Parse nested plain values into a configuration: strictly, without reading a file and without building a model."""
+"""Parse nested plain values into a configuration, strictly, without reading a file or building a model."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -13,13 +13,13 @@ from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.config.synonyms import meant_by
 
 MOST = 40
-"""Problems that one message lists."""
+"""Most problems that one message lists."""
 
 Schema = TypeVar("Schema", bound=BaseModel)
 
 
 def parse(schema: type[Schema], values: Any, source: str) -> Schema:
-    """Return what nested plain values describe.
+    """Return the object of a schema that nested plain values describe.
 
     Raises:
         ConfigError: names every problem, one for each line, with `source` in front.
@@ -41,7 +41,7 @@ def parse_config(values: Any, source: str) -> Config:
 
 
 def check_written(values: dict[str, Any], source: str) -> None:
-    """Refuse what is wrong with the values themselves; what a corpus or an initial model decides may be left open.
+    """Refuse invalid values; those that a corpus or an initial model determines may be missing.
 
     Raises:
         ConfigError: names every problem, one for each line, with `source` in front.
@@ -53,7 +53,7 @@ def check_written(values: dict[str, Any], source: str) -> None:
     refuse_non_finite(values, source)
     model = values.get("model")
     if isinstance(model, dict) and model.get("vocab_size") is None:
-        values = {**values, "model": {**model, "vocab_size": 1}}  # any size will do: no check depends on it
+        values = {**values, "model": {**model, "vocab_size": 1}}  # no check depends on it
     try:
         Config.model_validate(values)
     except ValidationError as error:
@@ -66,7 +66,7 @@ def check_written(values: dict[str, Any], source: str) -> None:
 
 
 def with_whole_numbers(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the values with an integer for each float that is one and stands where one is expected: 1e9 tokens.
+    """Return the values with whole floats as integers where integers are expected, such as 1e9 tokens.
 
     YAML reads 1e9 and 4e1 as floats.
     """
@@ -81,7 +81,7 @@ def with_whole_numbers(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _replaced(values: Any, path: Sequence[str], value: Any) -> Any:
-    """Return nested plain values with another one at a path."""
+    """Return nested plain values with the value at a path replaced."""
     if not path:
         return value
     copy = [*values] if isinstance(values, list) else {**values}
@@ -91,14 +91,14 @@ def _replaced(values: Any, path: Sequence[str], value: Any) -> Any:
 
 
 def takes_shape_from_stock(values: dict[str, Any]) -> bool:
-    """Return whether the model section is left to the model that training starts from."""
+    """Return whether the model section is to be taken from the model that training starts from."""
     model, train = values.get("model") or {}, values.get("train")
     starts_from_stock = isinstance(train, dict) and train.get("initialize_from") is not None
     return starts_from_stock and isinstance(model, dict) and "hidden_size" not in model
 
 
 def refuse_non_finite(values: Any, source: str) -> None:
-    """Refuse every float that is nan or inf, before the schema is asked: its own checks compute with the numbers.
+    """Refuse every float that is nan or inf, before the schema's own checks compute with the numbers.
 
     Raises:
         ConfigError: names each of them, one for each line, with `source` in front.
@@ -110,7 +110,7 @@ def refuse_non_finite(values: Any, source: str) -> None:
 
 @contextmanager
 def option_problems(option: str, schema: type[BaseModel]) -> Iterator[None]:
-    """Turn what a schema refuses of an option's value into a ConfigError of one line, with `option` in front."""
+    """Turn a schema's errors about an option's value into a ConfigError of one line, with `option` in front."""
     try:
         yield
     except ValidationError as error:

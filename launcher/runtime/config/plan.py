@@ -1,4 +1,4 @@
-"""Derive what a run will do from its configuration, once, before any work starts: steps, tokens, rates, tensors."""
+"""Derive a run's steps, tokens, learning rates and tensors from its configuration, once, before any work starts."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -23,34 +23,34 @@ from plumbline.model.quantization.precision import check_precision
 
 @dataclass(frozen=True)
 class RunPlan:
-    """Hold what a run will do; a pure function of its configuration."""
+    """Hold the plan of a run, which is a pure function of its configuration."""
 
     batch_plan: BatchPlan
     """Which samples and tokens each step takes."""
     first_step: int
     """Step that the run starts from: 0, or where a branch leaves its parent."""
     total_steps: int
-    """Optimizer steps of the whole run, a branch's parent included."""
+    """Optimizer steps of the whole run, including a branch's parent."""
     total_tokens: int
     """Training tokens of these steps."""
     settings: OptimizerSettings
-    """What the parameterization scales: the optimizer's values, carried over to this batch size and horizon."""
+    """The optimizer's values, scaled to this batch size and horizon, before the parameterization scales them."""
     schedule: Schedule
     """The factor on every learning rate, as a function of tokens."""
     proportions: Proportions
-    """What relates the planned length to size, batch, decay and warm-up; of a branch, its parent's."""
+    """The planned length relative to model size, batch, weight decay and warm-up; for a branch, those of its parent."""
     rows: tuple[ParameterRow, ...]
-    """The parameterization's table of this run, the tensors of its objective included."""
+    """The parameterization's table of this run, including the tensors of its objective."""
 
     def lr_after(self, tokens: int) -> float:
-        """Return the base learning rate of the update that is made after `tokens` tokens of training."""
+        """Return the base learning rate of the update after `tokens` tokens of training."""
         return self.settings.lr * self.schedule.factor(tokens)
 
 
 def plan_run(config: Config) -> RunPlan:
-    """Derive the plan of a run, and check what only the shapes of its tensors tell.
+    """Derive the plan of a run, with the checks that need the shapes of its tensors.
 
-    A branch keeps its parent's horizon, and with it the learning rate that the parent had.
+    A branch keeps its parent's horizon, and thus its learning rate.
 
     Raises:
         ConfigError: names every setting that does not fit the model, the batch or the length of the run.
@@ -71,10 +71,10 @@ def plan_run(config: Config) -> RunPlan:
 
 
 def plan_parameters(config: Config) -> tuple[OptimizerSettings, list[ParameterRow]]:
-    """Return the optimizer's settings and the table of all tensors, for which a branch need not know its parent's end.
+    """Return the optimizer's settings and the table of all tensors, also for a branch that is not resolved yet.
 
     Raises:
-        ConfigError: as `plan_run` does.
+        ConfigError: as in `plan_run`.
     """
     batch_plan = config.data.batch_plan
     planned_steps = config.train.length.end_step(batch_plan)
@@ -111,9 +111,9 @@ def _proportions(config: Config, settings: OptimizerSettings, batch_plan: BatchP
 
 
 def cautions(config: Config, plan: RunPlan) -> Iterator[str]:
-    """Yield what is allowed and deserves a word of warning, a sentence each.
+    """Yield a sentence for each setting that is allowed but deserves a warning.
 
-    What is known of proportions is known of text: a run on synthetic tasks alone hears nothing of them.
+    The known ranges of proportions are for text, so they do not apply to a run on synthetic tasks alone.
     """
     yield from combinations.cautions(config.model)
     yield from parameterization_cautions(config.model, config.parameterization)
@@ -144,7 +144,7 @@ def cautions(config: Config, plan: RunPlan) -> Iterator[str]:
 
 
 def _guard_cautions(config: Config) -> Iterator[str]:
-    """Yield where a spike may find no checkpoint of before it, beyond what is refused."""
+    """Yield cases, other than those refused, in which there may be no checkpoint before a spike."""
     saves = config.checkpoint
     for name, spike in config.guards.spikes.items():
         if spike.action != "roll_back" or not spike.look_back:
@@ -166,7 +166,7 @@ def _guard_cautions(config: Config) -> Iterator[str]:
 
 
 def describe_settings(config: Config, plan: RunPlan) -> str:
-    """Say which values the optimizer has at the base size, and which were given where the horizon changed them."""
+    """Return the optimizer's values at the base size, and the given values where the horizon changed them."""
     used, given = plan.settings, config.optimizer
     values = f"lr {used.lr:g}, weight decay {used.weight_decay:g}, eps {used.eps:g}, betas {_pair(used.betas)}"
     if config.horizon.is_plain:
@@ -187,7 +187,7 @@ def _pair(betas: Sequence[float]) -> str:
 
 @contextmanager
 def _collected(problems: list[str]) -> Iterator[None]:
-    """Note the message of a ValueError instead of raising it, so that all problems are told at once."""
+    """Collect the message of a ValueError instead of raising it, so that all problems are reported at once."""
     try:
         yield
     except ValueError as error:

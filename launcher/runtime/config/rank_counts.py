@@ -1,4 +1,4 @@
-"""Check what `run.reproducible: any_ranks` asks of the number of ranks; the schema has what it asks of other keys."""
+"""Check the number of ranks for `run.reproducible: any_ranks`; the schema checks the other keys for it."""
 
 from collections.abc import Iterator
 
@@ -7,7 +7,7 @@ from plumbline.launcher.runtime.config.schema import Config
 
 
 def check_ranks(config: Config, ranks: int) -> None:
-    """Refuse a number of ranks on which a run cannot have the bits that it has on one.
+    """Refuse a number of ranks on which a run cannot be bit-identical to a run on one rank.
 
     Raises:
         ConfigError: names the number of ranks and those that fit.

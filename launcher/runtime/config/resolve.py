@@ -1,6 +1,6 @@
-"""Resolve a configuration: fill in what its corpora, or the model that it starts from, decide.
+"""Resolve a configuration: fill in what its corpora, or the model that it starts from, determine.
 
-Everything that is written is checked before the first corpus or model folder is looked at.
+All given values are checked before any corpus or model folder is read.
 """
 
 from pathlib import Path
@@ -23,20 +23,20 @@ from plumbline.launcher.runtime.config.stock import section_of
 
 
 def resolve(values: dict[str, Any], source: str) -> Config:
-    """Return the configuration that nested plain values describe, with nothing left open.
+    """Return the complete configuration that nested plain values describe.
 
     A model section without a shape is taken from `train.initialize_from`, and `model.vocab_size` from the first
-    training corpus or task; neither is looked at when the values are given.
+    training corpus or task; neither is read if the values are given.
 
     Args:
-        values: sections of keys, as they were written.
-        source: what to call them in errors.
+        values: sections of keys, as written.
+        source: name of their origin in errors.
 
     Raises:
-        ConfigError: names every problem of what is written, or the corpus that is not there.
-        ValueError: train.initialize_from is no model that a run can start from.
+        ConfigError: names every problem of the values, or the missing corpus.
+        ValueError: train.initialize_from is not a model that a run can start from.
     """
-    absent = {section for section in Config.model_fields if values.get(section, ...) is None}  # taken away by null
+    absent = {section for section in Config.model_fields if values.get(section, ...) is None}  # removed by null
     values = with_whole_numbers({section: keys for section, keys in values.items() if section not in absent})
     check_written(values, source)
     model = values.get("model") or {}
@@ -52,8 +52,8 @@ def vocab_size(data: DataConfig) -> int:
     """Return the vocabulary size of the first training corpus or task.
 
     Raises:
-        ConfigError: the corpus is not there, or does not say.
-        RemoteError: it is at a URL, and the server does not answer.
+        ConfigError: the corpus is missing, or does not have it.
+        RemoteError: the corpus is at a URL whose server does not answer.
     """
     first = data.train[0]
     if first.task is not None:

@@ -1,7 +1,7 @@
 """Join the sections of a run's configuration into one typed, nested, strict schema.
 
-Each section is declared next to the code it configures. This module joins them and checks what one section asks of
-another, as far as the values themselves tell; what follows from them (plan.py) is derived and checked there.
+Each section is declared next to the code it configures. This module joins them and checks values across sections; what
+is derived from the values is checked in plan.py.
 """
 
 from collections.abc import Iterator
@@ -31,13 +31,13 @@ from plumbline.model.parameterization.config import ParameterizationConfig
 from plumbline.model.quantization.precision import PrecisionConfig
 
 EXACT_COUNTS = 2**24
-"""Numbers from which fp32, in which the labels of a step are counted, leaves some out."""
+"""Largest count up to which fp32, which counts the labels of a step, is exact."""
 
 
 class Config(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
-    """Hold everything about a run. It is saved, complete, with the run and with each checkpoint."""
+    """Hold the whole configuration of a run, which is saved with the run and with each checkpoint."""
 
-    # "shapes" says what a change of the section affects, unless a field of it says otherwise: see identity.py
+    # "shapes" is what a change of the section affects, unless one of its fields overrides it: see identity.py
     run: RunConfig = Field(json_schema_extra={"shapes": "nothing"})
     model: Annotated[ModelConfig, AfterValidator(check_model)] = Field(json_schema_extra={"shapes": "model"})
     parameterization: ParameterizationConfig = Field(json_schema_extra={"shapes": "model"})
@@ -63,9 +63,9 @@ class Config(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_
     @validator(mode="before")
     @classmethod
     def _fill_in_context(cls, values: Any) -> Any:
-        """Give the model what follows from the data, where its section leaves that open.
+        """Fill in the model's keys that depend on the data, if its section omits them.
 
-        Its context is as long as the sequences, and documents that are packed by best fit do not see each other.
+        Its context is as long as the sequences, and documents packed by best fit do not see each other.
         """
         if not isinstance(values, dict):
             return values
@@ -118,16 +118,16 @@ class Config(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_
 
     @property
     def zero_stages(self) -> tuple[int, ...]:
-        """Return the ZeRO stages that serve the optimizer; stage 3 holds no whole gradient, as `any_ranks` asks."""
+        """Return the ZeRO stages that support the optimizer; for `any_ranks` not 3, which holds no whole gradient."""
         return tuple(stage for stage in self.optimizer.kind.zero_stages if stage < 3 or self.run.reproducible is None)
 
     @property
     def why_not_compiled(self) -> str | None:
-        """Return why blocks cannot be compiled, and the remedy; or None.
+        """Return why blocks cannot be compiled, and the remedy, or None if they can.
 
-        ZeRO-3 gathers a compiled block, and reduces its gradients, as one: when the gradient of its input is there.
-        After a second run it would reduce again, and a gradient that comes another way would come too late. Hooks
-        within the block, which can do both, cut it into pieces that are compiled again and again.
+        ZeRO-3 gathers a compiled block as a whole, and reduces its gradients when that of its input is ready. If the
+        block ran twice it would reduce again, and a gradient from elsewhere would come too late. Hooks within the
+        block, which handle both, would break it into pieces that are recompiled again and again.
         """
         if self.train.activation_checkpointing == "selective":
             return (

@@ -1,4 +1,4 @@
-"""Read which model a stock Hugging Face folder holds, for train.initialize_from."""
+"""Read the model section of a stock Hugging Face folder, for train.initialize_from."""
 
 from pathlib import Path
 from typing import Any
@@ -13,19 +13,19 @@ from plumbline.model.export.native import MODEL_TYPE
 
 HUB = "hf:"
 FILES = ["*.json", "*.safetensors"]
-"""Patterns of the files that a model on the hub is read from."""
+"""Patterns of the files that are read of a model on the hub."""
 TOKENIZER_FILES = ["tokenizer*", "special_tokens_map.json", "vocab.*", "merges.txt"]
 
 
 def section_of(spec: str) -> dict[str, Any]:
-    """Return the model section that computes what the folder computes.
+    """Return the model section of the model in a folder.
 
     Args:
-        spec: a folder, or hf:NAME for one of the hub.
+        spec: a folder, or hf:NAME for one on the hub.
 
     Raises:
-        DamagedFileError: there is no such model, or none that a run can start from.
-        ConfigError: its values are none that a model can have.
+        DamagedFileError: there is no such model, or a run cannot start from it.
+        ConfigError: its values are invalid for a model.
     """
     source = f"train.initialize_from = {spec}"
     with reading(source):
@@ -35,17 +35,17 @@ def section_of(spec: str) -> dict[str, Any]:
 
 
 def stock_folder(spec: str) -> Path:
-    """Return the folder of a model; of one on the hub, a folder with its config.json and whatever is there already."""
+    """Return the folder of a model; for one on the hub, a local folder with at least its config.json."""
     if not spec.startswith(HUB):
         return Path(spec)
     return hub_folder(spec, ["config.json"])
 
 
 def model_folder(name: str) -> Path:
-    """Return the folder of a model that a command is given: of hf:NAME that of its copy, downloaded if need be.
+    """Return the folder of a command's model: for hf:NAME that of its local copy, downloaded if necessary.
 
     Raises:
-        DamagedFileError: the hub does not give it.
+        DamagedFileError: the hub does not provide it.
     """
     if not name.startswith(HUB):
         return Path(name)
@@ -57,8 +57,8 @@ def hub_folder(spec: str, patterns: list[str], download: bool = True) -> Path:
     """Return the folder on this machine of a model on the hub, with the files of these patterns.
 
     Raises:
-        ValueError: the hub cannot be reached, and they are not here.
-        OSError: the hub does not have it, or does not give it.
+        ValueError: the hub cannot be reached, and the files are not here.
+        OSError: the hub does not have the model, or refuses it.
     """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
@@ -74,7 +74,7 @@ def hub_folder(spec: str, patterns: list[str], download: bool = True) -> Path:
 
 
 def stock_entries(folder: Path) -> dict[str, Any]:
-    """Return the configuration of a Hugging Face folder, with every default filled in where it can be taken over."""
+    """Return the configuration of a Hugging Face folder, with all defaults filled in if the model is supported."""
     from transformers import AutoConfig
 
     if not folder.exists():
@@ -84,6 +84,6 @@ def stock_entries(folder: Path) -> dict[str, Any]:
         hint = f"; it is a run: python launcher/export.py --model {folder} makes one of it" if is_run else ""
         raise ValueError(f"not a Hugging Face folder (no config.json){hint}")
     entries = read_object(folder / "config.json")
-    if entries.get("model_type") in KINDS.keys() - {MODEL_TYPE}:  # our own has every key in the file
+    if entries.get("model_type") in KINDS.keys() - {MODEL_TYPE}:  # our own files have every key
         entries = AutoConfig.from_pretrained(folder, trust_remote_code=False).to_dict()
     return entries

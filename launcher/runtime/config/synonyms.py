@@ -1,4 +1,4 @@
-"""List what other trainers call our keys, for whoever brings a configuration or a habit from there."""
+"""List other trainers' names for our keys, for users who come from there."""
 
 SYNONYMS: dict[str, str] = {
     "run.name": "run_name exp_name experiment experiment_name wandb_run_name",
@@ -70,17 +70,17 @@ WITHOUT_KEY: dict[str, str] = {
     **dict.fromkeys(("tokenizer", "tokenizer_path"), "a corpus holds its own, from prepare.py --tokenizer"),
     **dict.fromkeys(("device", "accelerator"), "GPUs are taken where there are any; CUDA_VISIBLE_DEVICES hides them"),
 }
-"""Name elsewhere -> what to do here, where no key says it."""
+"""Name elsewhere -> what to do here, if there is no such key."""
 
 _OURS = {name: key for key, names in SYNONYMS.items() for name in names.split()}
 
 
 def meant_by(name: str, alone: bool = False) -> str | None:
-    """Return, as a hint, what is called `name` elsewhere; None where we know of nothing.
+    """Return a hint about what is called `name` elsewhere, or None if it is not known.
 
     Args:
         name: a key.
-        alone: it was written without a section, so that it may be one of ours as well.
+        alone: whether it was written without a section, so that it may also be one of ours.
     """
     name = name.lower().replace("-", "_")
     if name in WITHOUT_KEY:

@@ -1,6 +1,6 @@
-"""Read what is written of a configuration: a YAML file, what it extends and the overrides.
+"""Read the written values of a configuration: a YAML file, its base files and the overrides.
 
-Nothing here imports torch: whoever asks where a run lives is answered in a fraction of a second.
+Nothing here imports torch, so that the place of a run is known in a fraction of a second.
 """
 
 import re
@@ -20,10 +20,10 @@ from plumbline.launcher.runtime.optim.schedule import with_one_key_each
 
 
 def read_run(path: Path, overrides: list[str]) -> RunConfig:
-    """Return the run section of a configuration of which nothing else is looked at.
+    """Return only the run section of a configuration.
 
     Raises:
-        ConfigError: unreadable file, bad YAML, something that is no override, or a run section that is wrong.
+        ConfigError: unreadable file, bad YAML, an invalid override, or an invalid run section.
     """
     try:
         return RunConfig.model_validate(read_values(path, overrides).get("run") or {})
@@ -32,10 +32,10 @@ def read_run(path: Path, overrides: list[str]) -> RunConfig:
 
 
 def read_values(path: Path, overrides: list[str]) -> dict[str, Any]:
-    """Return the nested plain values of a YAML file, its `extends:` chain and the overrides, as they are written.
+    """Return the nested plain values of a YAML file, its `extends:` chain and the overrides, as written.
 
     Raises:
-        ConfigError: unreadable file, bad YAML, a number in another base than 10, or something that is no override.
+        ConfigError: unreadable file, bad YAML, a number in another base than 10, or an invalid override.
     """
     file = _read(path)
     overrides = _take_away(file, [_dotted(override) for override in overrides])
@@ -70,15 +70,15 @@ def _read(path: Path, extended_by: tuple[Path, ...] = ()) -> DictConfig:
 
 
 def _dotted(override: str) -> str:
-    """Return an override with entries of lists as they are read here, data.train.0.path for data.train[0].path."""
+    """Return an override with list entries in our notation: data.train.0.path for data.train[0].path."""
     key, equals, value = override.partition("=")
     return re.sub(r"\[(\d+)\]", r".\1", key) + equals + value
 
 
 def _take_away(file: DictConfig, overrides: list[str]) -> list[str]:
-    """Blank each section of a file that an override `SECTION=null` takes away; return the overrides that are left.
+    """Blank each section of a file that an override `SECTION=null` removes, and return the remaining overrides.
 
-    What is said of the section before that is taken away with it, and what is said after it counts.
+    Overrides of the section before that are removed too; those after it count.
     """
     left: list[str] = []
     for override in overrides:
@@ -114,10 +114,10 @@ def _enters_list(file: DictConfig, override: str) -> bool:
 
 
 def _set(values: Any, override: str) -> None:
-    """Replace in nested plain values what an override leads to; entries of lists are counted from 0.
+    """Replace the value that an override addresses in nested plain values; list entries are counted from 0.
 
     Raises:
-        ConfigError: it leads nowhere, or its value is not YAML.
+        ConfigError: the address does not exist, or the value is not YAML.
     """
     key, _, text = override.partition("=")
     *parents, last = key.split(".")
@@ -131,7 +131,7 @@ def _set(values: Any, override: str) -> None:
 
 
 def _place(values: Any, part: str, override: str) -> str | int:
-    """Return the key, or the number of an entry, that a part of an override names."""
+    """Return the key or list index that a part of an override names."""
     if isinstance(values, dict):
         return part
     if isinstance(values, list) and part.isdecimal() and int(part) < len(values):
@@ -141,7 +141,7 @@ def _place(values: Any, part: str, override: str) -> str | int:
 
 
 def _layer(node: DictConfig | ListConfig, source: str) -> DictConfig:
-    """Return what is merged over the layers below, so that a duration replaces theirs whole, whatever its unit."""
+    """Return the layer to merge over those below, in which a duration replaces theirs in any unit."""
     values = OmegaConf.to_container(node, resolve=False)
     if not isinstance(values, dict):
         raise ConfigError(f"{source}: expected sections of keys")

@@ -1,4 +1,4 @@
-"""Read YAML written by users: one place that turns whatever is wrong with it into one readable error."""
+"""Read YAML written by users, and turn every problem with it into one readable error."""
 
 import re
 from collections.abc import Iterator
@@ -17,17 +17,17 @@ from plumbline.launcher.runtime.config.errors import ConfigError
 
 Node = DictConfig | ListConfig
 DEEP = re.compile(rb"(?:[\[{]\s*){500}")
-"""What no file that a person writes begins with or holds."""
+"""Nesting that no file written by a person has."""
 
 OTHER_BASE = re.compile(r"[-+]?(0[0-7_]+|[1-9][0-9_]*(:[0-5]?[0-9])+|[0-9][0-9_]*(:[0-5]?[0-9])+\.[0-9_]*)")
-"""Numbers that YAML 1.1 reads in base 8, by a leading zero, or in base 60, by colons."""
+"""Numbers that YAML 1.1 reads in base 8, with a leading zero, or in base 60, with colons."""
 
 
 @contextmanager
 def yaml_problems(source: str) -> Iterator[None]:
     """Turn an error of YAML or of its interpolations into a ConfigError with `source` in front.
 
-    What the file says is not repeated: `extends:` of somebody else's configuration may name any file of the reader's.
+    The file's contents are not quoted: `extends:` in a configuration by somebody else may name any of the user's files.
     """
     try:
         yield
@@ -47,9 +47,9 @@ def read_yaml(path: Path) -> Node:
     """Return the content of a YAML file, its `${...}` not yet replaced.
 
     Raises:
-        ConfigError: there is no such file, it does not hold YAML sections or a list, a number in it is written in
-            another base than 10, or a `${...}` in it asks for more than another key: a configuration that somebody else
-            wrote must not read the environment, where secrets are, into run folders and error messages.
+        ConfigError: there is no such file, it does not hold YAML sections or a list, it has a number in another base
+            than 10, or a `${...}` that refers to more than another key: a configuration by somebody else must not read
+            secrets from the environment into run folders and error messages.
     """
     if not path.exists():
         known = ", ".join(sorted(str(file) for file in path.parent.glob("*.yaml"))) or "no .yaml files"
@@ -60,7 +60,7 @@ def read_yaml(path: Path) -> Node:
     with yaml_problems(str(path)):
         content = path.read_bytes() if path.is_file() else b""
         if DEEP.search(content):
-            raise RecursionError  # ahead of the parser, whose stack would end the process
+            raise RecursionError  # before the parser's stack overflows and ends the process
         check_numbers(content, str(path))
         node: Node = OmegaConf.load(path)
         written = OmegaConf.to_container(node, resolve=False)
@@ -74,7 +74,7 @@ def read_yaml(path: Path) -> Node:
 
 
 def check_numbers(text: str | bytes, source: str) -> None:
-    """Refuse numbers in YAML that people write in base 10 and that are read in another: 010 as 8, 1:30 as 90.
+    """Refuse numbers in YAML that people mean in base 10 but that are read in another: 010 as 8, 1:30 as 90.
 
     Raises:
         ConfigError: names the number, with `source` in front.
@@ -92,14 +92,14 @@ def plain_values(node: Node, source: str) -> Any:
     """Return a YAML node as nested dicts and lists with every `${...}` replaced.
 
     Raises:
-        ConfigError: a `${...}` leads nowhere.
+        ConfigError: a `${...}` refers to a key that does not exist.
     """
     with yaml_problems(source):
         return OmegaConf.to_container(node, resolve=True)
 
 
 def _calls(tree: Any) -> bool:
-    """Return whether something in a parsed string is inserted by a function, whose name may itself be inserted."""
+    """Return whether a parsed string calls a function in an interpolation, whose name may itself be interpolated."""
     children = getattr(tree, "children", None) or ()
     return isinstance(tree, OmegaConfGrammarParser.InterpolationResolverContext) or any(map(_calls, children))
 
@@ -114,7 +114,7 @@ def _strings(value: Any) -> Iterator[str]:
 
 
 def escape(value: Any) -> Any:
-    """Write every `${` in nested plain values so that OmegaConf reads it back as it is."""
+    """Escape every `${` in nested plain values so that OmegaConf reads it back unchanged."""
     if isinstance(value, dict):
         return {key: escape(child) for key, child in value.items()}
     if isinstance(value, list):
