@@ -1,4 +1,4 @@
-"""Define what training asks of an engine, and the optimizer step that every engine takes.
+"""Define the interface of an engine for training, and the optimizer step that every engine takes.
 
 `deepspeed.py` implements it for ZeRO stages 0 to 3, `plain.py` in plain PyTorch for one process. Code that trains,
 evaluates, averages, observes or saves uses only `Engine` and does not know how weights are sharded.

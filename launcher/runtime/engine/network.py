@@ -71,7 +71,7 @@ class StepTime:
     """Hold the time of a step of the full batch under a ZeRO stage."""
 
     sent_bytes: float
-    """By each rank."""
+    """Bytes that each rank sends."""
     compute_seconds: float
     network_seconds: float
 

@@ -81,7 +81,7 @@ class StopRequest:
         Thread(target=self._end_at_request, args=(reader,), daemon=True).start()
 
     def defer(self) -> None:
-        """Only record requests from here on: there is something to save, so the loop ends the process."""
+        """Stop ending the process at once: from here on there is something to save, and the loop handles requests."""
         with self._lock:
             self._deferred = True
 

@@ -105,7 +105,7 @@ class ChainWriter:
             self._note_checkpoint(written)
 
     def close(self, written: int) -> None:
-        """Write the newest checkpoint, which this process wrote at step `written`, and close the file."""
+        """Write the newest checkpoint, with `written` as for `catch_up`, and close the file."""
         self._note_checkpoint(written)
         if self._file is not None:
             self._file.close()

@@ -50,7 +50,7 @@ def train(
     with watchdog:
         watchdog.ranks_have_met()
         trainer = make_trainer(config, inputs, world, stop, status, watchdog)
-        from_main(lambda: None, world)  # all ranks have arrived, and soon treat a stop alike
+        from_main(lambda: None, world)  # all ranks have arrived, and defer a stop at nearly the same time
         stop.defer()  # from here on a stop has something to save
         try:
             complete = trainer.run()

@@ -41,7 +41,7 @@ class WrongNodeError(TrainingError):
 
 
 class Guard:
-    """Watch a run. A guard sees the same values on all ranks, or exchanges them, so that all ranks decide alike.
+    """Watch a run. A guard sees the same values on all ranks, or exchanges them, so that all ranks decide the same.
 
     Its state is saved and restored with each checkpoint, so what it does is a function of the step.
     """

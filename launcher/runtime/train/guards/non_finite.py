@@ -60,7 +60,7 @@ class NonFinite(Guard):
 
     @property
     def state(self) -> dict[str, Any]:
-        """Return the number of skipped updates in a row: a run that is asked to stop amid them saves."""
+        """Return the number of skipped updates in a row, which is saved if the run is asked to stop among them."""
         return {"skipped": self.skipped}
 
     def restore(self, state: Mapping[str, Any]) -> None:

@@ -37,7 +37,7 @@ class Spike(Guard, ABC):
 
     @abstractmethod
     def describe(self, value: float, usual: float) -> str:
-        """Say what was seen."""
+        """Return a message about what was seen."""
 
     def after_step(self, step: int, result: StepResult) -> None:
         """Compare the number with those of earlier updates; a skipped update has none."""
@@ -80,7 +80,7 @@ class LossSpike(Spike):
         return float(result.loss.item())
 
     def describe(self, value: float, usual: float) -> str:
-        """Say what was seen."""
+        """Return a message about what was seen."""
         return f"the loss is {value:.4f} after a median of {usual:.4f}"
 
 
@@ -97,5 +97,5 @@ class GradientSpike(Spike):
         return math.log(result.grad_norm) if result.grad_norm > 0 else -math.inf
 
     def describe(self, value: float, usual: float) -> str:
-        """Say what was seen."""
+        """Return a message about what was seen."""
         return f"the gradient norm is {math.exp(value):.4g} after a median of {math.exp(usual):.4g}"
