@@ -6,6 +6,9 @@ In the Shaped Transformer (arXiv 2306.17759) a = b = g = 1, and logits are also 
 (arXiv 2311.01906, section 4) a, b and g are learned for each head and queries start at zero, so that A starts as the
 identity.
 
+Where no skip lies around attention, A also carries the stream from block to block. Then what it adds to the identity,
+b softmax(QK) - g C, is a residual branch, and takes the residual multiplier of the parameterization.
+
 Only the softmax part needs a map over pairs: the identity part is the values themselves and the uniform part their
 running mean, so the fused kernel can be used and nothing of size [T, T] is allocated.
 """
@@ -55,6 +58,8 @@ class ShapedAttention(SoftmaxAttention):
         super().__init__(config, multipliers, layer, values, output)
         learned = config.shaped_gains == "learned"
         self.shape_gains = nn.Parameter(torch.empty(3, config.num_attention_heads)) if learned else None
+        self.residual = 1.0
+        """Multiplier of what the map adds to the identity; a block without a skip around attention sets it."""
 
     @classmethod
     def gpu_compiler_refusal(cls, config: ModelConfig) -> str | None:
@@ -78,7 +83,9 @@ class ShapedAttention(SoftmaxAttention):
         mean = (value.float().cumsum(2) / count).to(value.dtype)
         groups = query.size(1) // value.size(1)
         identity, uniform = (x[:, :, -length:].repeat_interleave(groups, dim=1) for x in (value, mean))
-        if self.shape_gains is None:
+        if self.shape_gains is not None:
+            a, b, g = self.shape_gains[:, None, :, None, None]  # each (1, H, 1, 1)
+            identity, softmax, uniform = a * identity, b * softmax, g * uniform
+        if self.residual == 1:  # adds in another order, by which runs at the base and earlier ones keep their bits
             return identity + softmax - uniform
-        a, b, g = self.shape_gains[:, None, :, None, None]  # each (1, H, 1, 1)
-        return a * identity + b * softmax - g * uniform  # type: ignore[no-any-return]
+        return identity + self.residual * (softmax - uniform)

@@ -31,6 +31,8 @@ class Block(nn.Module):
     """Branch added to the stream by `{branch}_residual` -> its last module, into whose outputs its factors fold."""
     ends_in_norm: ClassVar[bool] = False
     """Whether those modules are norms, whose gains are the branch gains."""
+    map_is_branch: ClassVar[bool] = False
+    """Whether the residual multiplier scales what the attention map adds to the identity, in place of a skip."""
     rotates: ClassVar[bool] = False
     """Whether an orthogonal matrix commutes with everything between its matrices: norms only before branches."""
 

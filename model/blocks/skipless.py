@@ -3,7 +3,9 @@
 SAS:             x = Attention(norm(x)), then x + b MLP(norm(x))
 SAS-P, parallel: x = Attention(norm(x)) + b MLP(norm(x)): no skip at all
 
-The identity in shaped attention carries the stream instead of the skip. Values are the normed stream itself, except in
+The identity in shaped attention carries the stream instead of the skip, and what the map adds to it is scaled with
+depth, as a branch beside a skip is. Without that a rate that is tuned at 4 layers collapses all tokens of a sequence
+into one at 32. Values are the normed stream itself, except in
 the first block, which keeps its value projection.
 """
 
@@ -13,6 +15,7 @@ from torch import Tensor
 
 from plumbline.model.attention import attention_kind
 from plumbline.model.attention.context import AttentionContext, LayerCache
+from plumbline.model.attention.shaped import ShapedAttention
 from plumbline.model.blocks.kind import Block
 from plumbline.model.blocks.residual import Residual
 from plumbline.model.config import ModelConfig
@@ -30,12 +33,15 @@ class SkiplessBlock(Block):
         Need({"attention_gate": ("none",), "value_residual": (False,)}, "has no values of its own"),
     )
     branch_ends = MappingProxyType({"mlp": "mlp.down_proj"})  # attention is not a branch beside a stream
+    map_is_branch = True
     no_native_code = None
 
     def __init__(self, config: ModelConfig, multipliers: Multipliers, layer: int) -> None:
         super().__init__(config, multipliers, layer)
         self.input_layernorm = make_norm(config)
         self.self_attn = attention_kind(config)(config, multipliers, layer, values=layer == 0, output=False)
+        assert isinstance(self.self_attn, ShapedAttention), "`needs` asks for it"
+        self.self_attn.residual = multipliers.residual
         self.post_attention_layernorm = None if config.parallel else make_norm(config)
         self.mlp = MLP(config)
         self.mlp_residual = Residual(config, multipliers)

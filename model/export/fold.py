@@ -15,6 +15,7 @@ the scaled optimizer of the parameterization.
 import math
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from plumbline.model.attention import attention_kind
@@ -43,7 +44,8 @@ def folded_config(config: ModelConfig) -> ModelConfig:
     keeps_tie = config.final_norm and not config.embedding_projection
     norm = "rmsnorm" if config.norm == "single_scale_rmsnorm" else config.norm
     tied = config.tie_word_embeddings and keeps_tie
-    return config.model_copy(update={**FOLDED, "norm": norm, "tie_word_embeddings": tied})
+    gains = "learned" if block_kind(config).map_is_branch else config.shaped_gains
+    return config.model_copy(update={**FOLDED, "norm": norm, "tie_word_embeddings": tied, "shaped_gains": gains})
 
 
 def fold_multipliers(weights: Weights, config: ModelConfig, multipliers: Multipliers) -> Weights:
@@ -100,6 +102,10 @@ def _fold_layer(folded: Weights, layer: str, config: ModelConfig, multipliers: M
     block, scaled = block_kind(config), attention_kind(config).scaled_module(config)
     if scaled is not None:
         _scale(folded, f"{layer}.self_attn.{scaled}", multipliers.attention * math.sqrt(config.head_dim))
+    if block.map_is_branch:
+        name = f"{layer}.self_attn.shape_gains"
+        gains = folded.get(name, torch.ones(3, config.num_attention_heads))  # of identity, softmax and uniform part
+        folded[name] = gains * torch.tensor([1.0, multipliers.residual, multipliers.residual])[:, None]
     if config.mlp_input_scale is not None:
         inner = "gate_proj" if config.is_gated else "up_proj"
         _scale(folded, f"{layer}.mlp.{inner}", folded.pop(f"{layer}.mlp.input_scale"))

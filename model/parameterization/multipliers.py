@@ -40,7 +40,8 @@ def multipliers(model: ModelConfig, config: ParameterizationConfig) -> Multiplie
     # 1/head_dim up to a constant, so that it is 1/sqrt(head_dim) exactly at the base
     attention = (1 / math.sqrt(model.head_dim)) * math.sqrt(base_head_dim / model.head_dim)
     if model.shaped_temperature is not None:
-        attention /= model.shaped_temperature * math.sqrt(model.hidden_size)
+        # The base's width: trained queries and keys agree as much at any width (rule sp takes the model's own)
+        attention /= model.shaped_temperature * math.sqrt(model.hidden_size / size.width)
     return Multipliers(
         attention=attention,
         embedding=config.embedding_multiplier,

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from plumbline.model.attention import ATTENTIONS
+from plumbline.model.attention.shaped import ShapedAttention
 from plumbline.model.blocks import BLOCKS
 from plumbline.model.combinations import cautions
 from plumbline.model.config import ModelConfig
@@ -161,6 +162,19 @@ def test_skipless_attention_starts_as_the_identity_on_the_stream(make_config: Ma
     assert {name for name, _ in b.self_attn.named_parameters()} == {"q_proj.weight", "k_proj.weight", "shape_gains"}
     first = started(make_config(family="sas")).model.layers[0]
     assert "self_attn.v_proj.weight" in dict(first.named_parameters())
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("gains", ["fixed", "learned"])
+def test_what_a_skipless_map_adds_to_the_identity_is_scaled_with_depth(make_model: MakeModel, gains: str) -> None:
+    b, x, _, attention = pieces_of(make_model(family="sas", shaped_gains=gains))
+    assert isinstance(b.self_attn, ShapedAttention)
+    gain = 1.0 if b.self_attn.shape_gains is None else b.self_attn.shape_gains[0].repeat_interleave(8)
+    scaled = attention(x)
+    assert b.self_attn.residual == R != 1
+    b.self_attn.residual = 1.0
+    torch.testing.assert_close(scaled - gain * x, R * (attention(x) - gain * x))
+    assert (scaled - gain * x).abs().max() > 0.01
 
 
 @torch.no_grad()

@@ -124,11 +124,15 @@ def test_the_shaped_map_is_identity_plus_centred_softmax(prepare: Callable[..., 
     torch.testing.assert_close(module(x, context), module.o_proj((weights @ value).transpose(1, 2).flatten(2)))
 
 
-def test_the_shaped_temperature_grows_with_the_root_of_the_width(make_config: MakeConfig) -> None:
+def test_the_shaped_temperature_is_of_the_root_of_the_base_width(make_config: MakeConfig) -> None:
     rule = ParameterizationConfig(rule="sp")
     plain = multipliers(make_config(attention="shaped"), rule).attention
     shaped = multipliers(make_config(attention="shaped", shaped_temperature=2.0), rule).attention
     assert shaped == pytest.approx(plain / (2 * 32**0.5))
+    scaled = ParameterizationConfig(rule="completep", base_hidden_size=8, base_num_hidden_layers=1)
+    plain = multipliers(make_config(attention="shaped"), scaled).attention
+    shaped = multipliers(make_config(attention="shaped", shaped_temperature=2.0), scaled).attention
+    assert shaped == pytest.approx(plain / (2 * 8**0.5)), "that of the base"
 
 
 def test_mixing_matrices_have_rows_that_sum_to_one(make_config: MakeConfig) -> None:
