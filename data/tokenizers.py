@@ -3,8 +3,10 @@
 Any number of processes may read the same folder.
 """
 
+import filecmp
 import hashlib
 import json
+import shutil
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import takewhile
@@ -31,6 +33,35 @@ FILES = (  # files of any tokenizer that transformers saves
     "chat_template.*",
     "additional_chat_templates/*",
 )
+
+
+def copy_tokenizer(source: Path, target: Path) -> None:
+    """Copy the files of a tokenizer, and nothing else that is in its folder, with the permissions of new files.
+
+    The folder may be somebody else's: Python in it would run where the copy is loaded, and a link out of it would
+    publish a private file. A file that exists and is equal is left alone; any other is replaced atomically.
+
+    Raises:
+        ValueError: a file of the tokenizer is a link to another folder.
+    """
+    target.mkdir(parents=True, exist_ok=True)
+    for item in sorted({item for pattern in FILES for item in source.glob(pattern)}):
+        if item.is_dir() or item.suffix == ".py":
+            continue
+        if not _is_own(item, source):
+            raise ValueError(f"{item}: leads out of the folder of its tokenizer; put the file itself there")
+        copy = target / item.relative_to(source)
+        copy.parent.mkdir(exist_ok=True)
+        if not copy.exists() or not filecmp.cmp(item, copy, shallow=False):
+            staging = copy.with_name(f".{copy.name}.staging")
+            shutil.copyfile(item, staging)
+            staging.replace(copy)
+
+
+def _is_own(item: Path, source: Path) -> bool:
+    """Return whether a path is a file of a folder, or one that the cache of the hub links from there."""
+    there, folder = item.resolve(), source.resolve()
+    return there.is_file() and (there.is_relative_to(folder) or there.parent == folder.parent.parent / "blobs")
 
 
 class Encoder:

@@ -6,7 +6,6 @@ A folder that already has the final name is replaced only if it is empty or of t
 import contextlib
 import ctypes
 import errno
-import filecmp
 import os
 import re
 import shutil
@@ -320,22 +319,6 @@ def _abandoned(folder: Path) -> Iterator[bool]:
         yield not is_held(lock)
     finally:
         os.close(lock)
-
-
-def copy_files(source: Path, target: Path) -> None:
-    """Copy a folder's contents into another with the permissions of new files, since a corpus may be read-only.
-
-    A file that exists and is equal is left alone; any other is replaced atomically.
-    """
-    target.mkdir(parents=True, exist_ok=True)
-    for item in source.iterdir():
-        copy = target / item.name
-        if item.is_dir():
-            copy_files(item, copy)
-        elif not copy.exists() or not filecmp.cmp(item, copy, shallow=False):
-            staging = target / f".{item.name}.staging"
-            shutil.copyfile(item, staging)
-            staging.replace(copy)
 
 
 def apply_umask(folder: Path) -> None:

@@ -36,8 +36,8 @@ from plumbline.data.preparation.shards import sum_of
 from plumbline.data.preparation.verifying import checked_frequencies
 from plumbline.data.prepare import Result, exists_already, warn_of_share
 from plumbline.data.sources import MOST_FILES, REPEAT, Sources
-from plumbline.data.tokenizers import Encoder
-from plumbline.data.workspace import copy_files, new_folder, resumed_folder
+from plumbline.data.tokenizers import Encoder, copy_tokenizer
+from plumbline.data.workspace import new_folder, resumed_folder
 
 SHAPES_THE_SPLIT = ("seed", "validation_fraction")
 
@@ -130,7 +130,7 @@ def _fill(request: Request, folder: Path, before: Manifest, identity: dict[str, 
         )
     _, frequencies = checked_frequencies(corpus)
     if not (folder / "tokenizer").is_dir():
-        copy_files(corpus / before.folder / "tokenizer", folder / ".tokenizer")
+        copy_tokenizer(corpus / before.folder / "tokenizer", folder / ".tokenizer")
         (folder / ".tokenizer").replace(folder / "tokenizer")
     names = [name for split in SPLITS for name in pairs_of(before, split)]
     first = 1 + max(int((re.findall(r"-(\d+)$", name) or ["0"])[0]) for name in names)
@@ -212,7 +212,7 @@ def merge(corpora: list[Path], output: Path, overwrite: bool = False) -> tuple[R
         return Result(output, read_manifest(output), None), warnings
     _check_different(corpora, manifests)
     with new_folder(output, CORPUS) as folder:
-        copy_files(corpora[0] / manifests[0].folder / "tokenizer", folder / "tokenizer")
+        copy_tokenizer(corpora[0] / manifests[0].folder / "tokenizer", folder / "tokenizer")
         parts, files, total = _link_all(corpora, folder)
         merged = _grown(
             manifests[0],

@@ -16,7 +16,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from plumbline.data.prepare import Request, prepare
 from plumbline.data.sources import Sources
 from plumbline.data.tokenizer_making import build_tokenizer, check_tokenizer, sample_bytes, trained_size
-from plumbline.data.tokenizers import Encoder, tokenizer_sha256
+from plumbline.data.tokenizers import Encoder, copy_tokenizer, tokenizer_sha256
 
 TRICKY = [
     "",
@@ -273,3 +273,54 @@ def test_a_model_of_sentencepiece_alone_is_no_folder(tmp_path: Path) -> None:
     (tmp_path / "x.model").touch()
     with pytest.raises(ValueError, match=r"x\.model: is a file; give the folder"):
         check_tokenizer(str(tmp_path / "x.model"))
+
+
+def test_copies_can_be_written_and_copied_over_whatever_the_source_allows(tmp_path: Path) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    (source / "additional_chat_templates").mkdir(parents=True)
+    for file in (source / "merges.txt", source / "additional_chat_templates" / "two.jinja"):
+        file.write_text(file.name)
+        file.chmod(0o444)
+    for folder in (source / "additional_chat_templates", source):
+        folder.chmod(0o555)
+    copy_tokenizer(source, target)
+    (target / "merges.txt").write_text("other")
+    (target / "own").write_text("stays")
+    copy_tokenizer(source, target)
+    assert {path.name: path.read_text() for path in target.rglob("*") if path.is_file()} == {
+        "merges.txt": "merges.txt", "two.jinja": "two.jinja", "own": "stays"
+    }  # fmt: skip
+    assert all(path.stat().st_mode & 0o200 for path in [target, *target.rglob("*")])
+
+
+def test_of_a_tokenizer_folder_no_code_and_no_unknown_file_is_copied(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    for name in ("custom_generate/generate.py", "__pycache__/lookahead.cpython-312.pyc", "vocab.py", "notes.txt"):
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).touch()
+    (source / "tokenizer.json").write_text("{}")
+    (source / "loop").symlink_to(source)
+    copy_tokenizer(source, tmp_path / "target")
+    assert [path.name for path in (tmp_path / "target").rglob("*")] == ["tokenizer.json"]
+
+
+@pytest.mark.parametrize("name", ["merges.txt", "additional_chat_templates"])
+def test_a_link_out_of_a_tokenizer_folder_is_refused(tmp_path: Path, name: str) -> None:
+    source, private = tmp_path / "source", tmp_path / "private"
+    source.mkdir()
+    private.mkdir()
+    (private / "key").write_text("secret")
+    (source / name).symlink_to(private if name == "additional_chat_templates" else private / "key")
+    with pytest.raises(ValueError, match=rf"{source}/{name}.*: leads out of the folder of its tokenizer; put the file"):
+        copy_tokenizer(source, tmp_path / "target")
+
+
+def test_links_of_the_hub_s_cache_are_followed(tmp_path: Path) -> None:
+    source = tmp_path / "models--one" / "snapshots" / "0123"
+    source.mkdir(parents=True)
+    (tmp_path / "models--one" / "blobs").mkdir()
+    (tmp_path / "models--one" / "blobs" / "abc").write_text("{}")
+    (source / "tokenizer.json").symlink_to("../../blobs/abc")
+    copy_tokenizer(source, tmp_path / "target")
+    assert (tmp_path / "target" / "tokenizer.json").read_text() == "{}"
+    assert not (tmp_path / "target" / "tokenizer.json").is_symlink()

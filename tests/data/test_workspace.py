@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from plumbline.data import workspace
-from plumbline.data.workspace import FolderKind, copy_files, new_folder, restore, resumed_folder
+from plumbline.data.workspace import FolderKind, new_folder, restore, resumed_folder
 from tests.data.test_prepare import leftovers
 
 KIND = FolderKind("a folder of this test", marks=("mark",), others=())
@@ -120,21 +120,3 @@ def test_where_nothing_can_be_written_the_output_is_named_and_no_hidden_folder(t
     (tmp_path / "file").touch()
     with pytest.raises(ValueError, match=r"^--output .*/file/corpus: nothing can be written there \(.*; choose"):
         new_folder(tmp_path / "file" / "corpus", KIND).__enter__()
-
-
-def test_copies_can_be_written_and_copied_over_whatever_the_source_allows(tmp_path: Path) -> None:
-    source, target = tmp_path / "source", tmp_path / "target"
-    (source / "more").mkdir(parents=True)
-    for file in (source / "one", source / "more" / "two"):
-        file.write_text(file.name)
-        file.chmod(0o444)
-    for folder in (source / "more", source):
-        folder.chmod(0o555)
-    copy_files(source, target)
-    (target / "one").write_text("other")
-    (target / "own").write_text("stays")
-    copy_files(source, target)
-    assert {path.name: path.read_text() for path in target.rglob("*") if path.is_file()} == {
-        "one": "one", "two": "two", "own": "stays"
-    }  # fmt: skip
-    assert all(path.stat().st_mode & 0o200 for path in [target, *target.rglob("*")])

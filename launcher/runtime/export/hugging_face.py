@@ -15,7 +15,8 @@ from torch import Tensor
 
 from plumbline.data.tokenizers import CONFIG as TOKENIZER_CONFIG
 from plumbline.data.tokenizers import FILES as TOKENIZER_FILES
-from plumbline.data.workspace import FolderKind, check_replaceable, copy_files, is_free, new_folder
+from plumbline.data.tokenizers import copy_tokenizer
+from plumbline.data.workspace import FolderKind, check_replaceable, is_free, new_folder
 from plumbline.launcher.runtime.export.card import model_card
 from plumbline.launcher.runtime.export.report import OBJECTIVE, ExportError, ExportReport
 from plumbline.launcher.runtime.export.verify import check_tokens, verify_plain, verify_thinker
@@ -105,7 +106,7 @@ def _write_tokenizer(source: Path | None, positions: int, folder: Path) -> dict[
     """Copy the run's tokenizer files, and return its special tokens under their keys in config.json."""
     if source is None:
         return dict.fromkeys(SPECIAL_TOKENS)
-    copy_files(source, folder)
+    copy_tokenizer(source, folder)
     limit_length(folder, positions)
     tokenizer = load_tokenizer(source)
     end = tokenizer.eos_token_id

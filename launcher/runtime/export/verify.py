@@ -87,12 +87,12 @@ def verify_plain(ours: CausalLM, staging: Path, output: Path, architecture: str,
 
 @torch.no_grad()
 def verify_thinker(ours: CausalLM, decoding: Decoding, folder: Path, own_code: bool) -> LookaheadReport:
-    """Think with the folder's own code, as a user would; if it differs, remove that code from the folder.
+    """Think with the code that was copied to the folder, as a user would; if it differs, remove it from there.
 
     We compare the logits of one thought's slots, then greedy tokens with a thought at each `THINK_EVERY`-th.
     """
-    spec = spec_from_file_location("lookahead", folder / thinker.CODE.name)
-    assert spec is not None, "a file of that name was just written"
+    spec = spec_from_file_location("lookahead", thinker.CODE)  # not the copy, whose __pycache__ may be anyone's
+    assert spec is not None, "a file of this repository"
     assert spec.loader is not None, "it ends in .py"
     code: Any = module_from_spec(spec)
     spec.loader.exec_module(code)

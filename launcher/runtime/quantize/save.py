@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from plumbline.data.tokenizers import FILES as TOKENIZER_FILES
+from plumbline.data.tokenizers import copy_tokenizer
 from plumbline.data.workspace import naming_full_disk, new_folder
 from plumbline.launcher.runtime.export.hugging_face import EXPORT, export, limit_length, note_for_older_readers
 from plumbline.launcher.runtime.export.report import ExportError
@@ -101,7 +101,7 @@ def save_quantized(model: LoadedModel, recipe: Recipe, samples: Sequence[Sample]
             _compare_with_measured(model.module, recipe, samples, expected[1])
         _write(stock, grids, scheme, name, staging)
         if model.tokenizer_path is not None:
-            _copy_tokenizer(model.tokenizer_path, staging)
+            copy_tokenizer(model.tokenizer_path, staging)
             if isinstance(model.module, CausalLM):
                 limit_length(staging, model.module.config.max_position_embeddings)
         rounded, plain = _verify(staging, expected)
@@ -348,17 +348,6 @@ def _check_reloaded(plain: float, rounded: float, recipe: Recipe, name: str, out
             )
 
 
-def _copy_tokenizer(source: Path, folder: Path) -> None:
-    """Copy the files of a tokenizer, its chat templates included, out of the folder of a model."""
-    for file in (file for pattern in TOKENIZER_FILES for file in source.glob(pattern)):
-        shutil.copy(file, _made((folder / file.relative_to(source)).parent))
-
-
 def _check_free(output: Path) -> None:
     if output.exists():
         raise ValueError(f"--save {output}: exists; choose another folder")
-
-
-def _made(folder: Path) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder

@@ -10,7 +10,7 @@ chain.jsonl        hashes that bind it all together starts.jsonl    of each star
 
 from typing import Any
 
-from plumbline.data.workspace import copy_files
+from plumbline.data.tokenizers import copy_tokenizer
 from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.identity import TRAINED, differences
 from plumbline.launcher.runtime.config.load import load_config, save_config
@@ -32,7 +32,7 @@ def prepare_run_folder(config: Config, inputs: Inputs, world: World, step: int =
         remove_leftovers(folder / name)
     tokenizers = [corpus.tokenizer_path for corpus in inputs.train.corpora.values() if corpus.tokenizer_path]
     if tokenizers:
-        copy_files(tokenizers[0], folder / "tokenizer")
+        copy_tokenizer(tokenizers[0], folder / "tokenizer")
     facts = environment(world)
     note_start(config, facts, step)
     save_config(config, folder / "config.yaml")

@@ -217,6 +217,7 @@ def test_a_user_follows_the_card(make_thinking: MakeThinking, tmp_path: Path, mo
     model, folder = make_thinking(tie_word_embeddings=True), tmp_path / "out"
     export(loaded(model, tmp_path), folder, "auto")
     assert (folder / "lookahead.py").read_text() == thinker.CODE.read_text()
+    assert not (folder / "__pycache__").exists(), "the check compiles nothing there"
     with safe_open(folder / "model.safetensors", "pt") as file:
         assert not [name for name in file.keys() if "objective" in name]  # noqa: SIM118 - safe_open is no dict
     card = (folder / "README.md").read_text()
