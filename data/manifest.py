@@ -1,11 +1,13 @@
 """Say what a corpus folder must hold: the contents of corpus.json."""
 
 import json
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, model_validator
 
 MANIFEST = "corpus.json"
+Checksum = Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
+"""A checksum. It names a file in the cache of remote corpora, so it must not be a path."""
 
 
 class FileRecord(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
@@ -14,10 +16,10 @@ class FileRecord(BaseModel, extra="forbid", frozen=True, strict=True, use_attrib
     size: int = Field(ge=0)
     """Size in bytes."""
 
-    xxh3_64: str
+    xxh3_64: Checksum
     """Checksum, 16 hex digits."""
 
-    blocks: list[str] = []
+    blocks: list[Checksum] = []
     """Checksum of each block of 8 MiB, so that a part can be fetched and checked alone. Empty: only the whole has
     one."""
 
@@ -59,7 +61,7 @@ class TokenizerRecord(BaseModel, extra="forbid", frozen=True, strict=True, use_a
     spec: str
     """The tokenizer that was asked for: byte, train-bpe:N, train-unigram:N, a path, or hf:NAME."""
 
-    sha256: str
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
     """Hash of tokenizer/tokenizer.json."""
 
 
@@ -121,6 +123,10 @@ class Manifest(BaseModel, extra="ignore", frozen=True, strict=True, use_attribut
     def _check(self) -> "Manifest":
         if not self.splits.keys() & {"train", "validation"}:
             raise ValueError(f"splits = {', '.join(self.splits) or 'none'}: neither train nor validation is there")
+        shards = (name for split in self.splits.values() for name in split.shards)
+        for name in (*self.files, *self.splits, *shards):
+            if name.startswith("/") or ".." in name.split("/"):
+                raise ValueError(f"{name}: names a file outside of the corpus")
         if self.eos_token_id >= self.vocab_size:
             raise ValueError(f"eos_token_id = {self.eos_token_id} is beyond vocab_size = {self.vocab_size}")
         return self

@@ -363,8 +363,11 @@ def _summed(counts: Iterable[dict[str, int]]) -> dict[str, int]:
 def _link(source: Path, target: Path, names: dict[str, str]) -> None:
     """Link or copy files from one folder into another; `names` maps old names to new ones."""
     for old, new in names.items():
+        staging = target / f".{new}.staging"
+        staging.unlink(missing_ok=True)  # left by an earlier run
         try:
-            (target / new).unlink(missing_ok=True)  # left by an earlier run
-            os.link(source / old, target / new)
+            os.link(source / old, staging)
         except OSError:  # a different file system, or one without links
-            shutil.copyfile(source / old, target / new)
+            shutil.copyfile(source / old, staging)
+        staging.replace(target / new)
+        staging.unlink(missing_ok=True)  # it stays if the two are links to one file

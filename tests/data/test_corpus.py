@@ -9,7 +9,10 @@ import pytest
 
 from plumbline.data.config import SourceConfig
 from plumbline.data.corpus import Corpus, open_corpus, read_manifest
+from plumbline.data.preparation.growing import append
 from plumbline.data.preparation.verifying import verify
+from plumbline.data.remote.cache import CacheConfig
+from plumbline.data.sources import Sources
 
 
 @pytest.fixture
@@ -118,6 +121,31 @@ def test_a_manifest_that_disagrees_is_refused(corpus: Path, path: tuple[str, ...
     (corpus / "corpus.json").write_text(json.dumps(manifest))
     with pytest.raises(ValueError, match=message):
         open_corpus(corpus)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        (("files", "train.bin", "xxh3_64"), "../../notes", r"files\.train\.bin\.xxh3_64: String should match pattern"),
+        (("files", "train.bin", "blocks"), ["/notes"], r"files\.train\.bin\.blocks\.0: String should match pattern"),
+        (("tokenizer", "sha256"), "../notes", r"tokenizer\.sha256: String should match pattern"),
+        (("splits", "train", "shards"), ["a/../../b"], "a/../../b: names a file outside of the corpus"),
+        (("files", "/notes"), {"size": 1, "xxh3_64": "0" * 16}, "/notes: names a file outside of the corpus"),
+    ],
+)
+def test_a_manifest_that_names_files_elsewhere_is_refused(
+    corpus: Path, tmp_path: Path, path: tuple[str, ...], value: object, message: str
+) -> None:
+    manifest = json.loads((corpus / "corpus.json").read_text())
+    place = manifest
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = value
+    (corpus / "corpus.json").write_text(json.dumps(manifest))
+    with pytest.raises(ValueError, match=message):
+        open_corpus(f"file://{corpus}", CacheConfig(path=str(tmp_path / "cache")))
+    with pytest.raises(ValueError, match=message):
+        append(corpus, Sources((str(corpus / "corpus.json"),)))
 
 
 def test_a_half_written_manifest_is_refused(corpus: Path) -> None:
