@@ -71,12 +71,33 @@ class Cache:
         return Shelf(self._pieces, self.folder / "held")
 
     @property
+    def _own(self) -> Path:
+        """Return the folder, made if it is missing; refuse another user's, who might put links and tokens there.
+
+        Root may use anybody's, as in a container or on a file system that takes root for nobody.
+        """
+        try:
+            self.folder.mkdir(0o700, parents=True, exist_ok=True)
+        except PermissionError as error:
+            raise self._others(error.filename, error.strerror) from error
+        user, owners = os.geteuid(), {self.folder.stat().st_uid, self.folder.lstat().st_uid}
+        if user != 0 and owners - {0, user}:
+            raise self._others(self.folder, f"it belongs to user {max(owners - {0, user})}")
+        return self.folder
+
+    def _others(self, path: object, reason: str) -> RemoteError:
+        return RemoteError(
+            f"data.cache.path = {self.folder}: {path} cannot be written ({reason}); each user needs a folder of their "
+            "own: choose another data.cache.path"
+        )
+
+    @property
     def _pieces(self) -> Path:
-        return self.folder / "pieces"
+        return self._own / "pieces"
 
     @property
     def _plans(self) -> Path:
-        return self.folder / "plans"
+        return self._own / "plans"
 
     def open(self, piece: Piece) -> BinaryIO:
         """Open a piece for reading at its first byte, fetching it if it is not cached.
@@ -117,14 +138,15 @@ class Cache:
         Raises:
             RemoteError: the folder is another user's.
         """
+        path = self._own / name
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            file = (self.folder / name).open("w")
-        except PermissionError as error:
-            raise RemoteError(
-                f"data.cache.path = {self.folder}: {error.filename} cannot be written ({error.strerror}); each user "
-                "needs a folder of their own: choose another data.cache.path"
-            ) from error
+            file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666), "r+b")
+        except OSError as error:
+            if error.errno == errno.ELOOP:
+                raise self._others(path, "it is a link") from error
+            if isinstance(error, PermissionError):
+                raise self._others(path, error.strerror) from error
+            raise
         with file:
             wait_for(file, KEY, self.folder)
             yield
@@ -151,7 +173,7 @@ class Cache:
         final = self._path(piece)
         partial = final.with_name(final.name + PARTIAL)
         while True:
-            file = os.fdopen(os.open(partial, os.O_RDWR | os.O_CREAT, 0o666), "r+b")
+            file = os.fdopen(os.open(partial, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666), "r+b")
             wait_for(file, KEY, self.folder)  # or for a process that is already fetching it
             if not same_file(file.fileno(), partial):  # that process succeeded
                 file.close()

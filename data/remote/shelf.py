@@ -115,7 +115,9 @@ class Shelf:
         return status.st_mtime_ns, status.st_size
 
     def _write(self, held: int) -> None:
-        self._account.write_text(f"{_boot()} {held}\n")
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW  # a link there would not be ours
+        with os.fdopen(os.open(self._account, flags, 0o666), "w", encoding="utf-8") as file:
+            file.write(f"{_boot()} {held}\n")
 
 
 @cache

@@ -47,10 +47,40 @@ def kept(cache: Cache, pieces: list[Piece]) -> list[int]:
 def test_a_folder_of_another_user_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache = Cache(CacheConfig(path=str(tmp_path)))
     refusal = PermissionError(errno.EACCES, "Permission denied", f"{tmp_path}/lock")
-    monkeypatch.setattr(Path, "open", Mock(side_effect=refusal))  # root, who may run this, is never refused
+    monkeypatch.setattr(os, "open", Mock(side_effect=refusal))  # root, who may run this, is never refused
     words = rf"data\.cache\.path = {tmp_path}: {tmp_path}/lock cannot be written"
     with pytest.raises(RemoteError, match=words), cache.locked():
         pass
+
+
+def test_what_another_user_made_is_not_read_or_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config, piece = CacheConfig(path=str(tmp_path / "cache")), RemoteFile("http://nobody.invalid/0", 1, None).whole()
+    with Cache(config).locked():
+        assert (tmp_path / "cache").stat().st_mode & 0o777 == 0o700
+    if os.geteuid() == 0:  # whose folders anyone may use
+        os.chown(tmp_path / "cache", 1234, -1)
+    owner = (tmp_path / "cache").stat().st_uid
+    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+    for use in (Cache(config).locked().__enter__, Cache(config).plan, lambda: Cache(config).open(piece)):
+        with pytest.raises(
+            RemoteError, match=rf"data\.cache\.path = {tmp_path}/cache: .*belongs to user {owner}\); each"
+        ):
+            use()
+    for user in (0, owner):
+        monkeypatch.setattr(os, "geteuid", lambda user=user: user)
+        with Cache(config).locked():
+            pass
+
+
+@pytest.mark.parametrize("name", ["lock", "held"])
+def test_links_in_the_folder_are_not_written_through(tmp_path: Path, name: str) -> None:
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "own").write_text("own")
+    (tmp_path / "cache" / name).symlink_to(tmp_path / "own")
+    cache = Cache(CacheConfig(path=str(tmp_path / "cache")))
+    with pytest.raises(OSError, match=rf"{tmp_path}/cache/{name}"):
+        cache.forget(RemoteFile("http://nobody.invalid/0", 1, None).whole())
+    assert (tmp_path / "own").read_text() == "own"
 
 
 def test_a_file_system_without_locks_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
