@@ -85,7 +85,7 @@ class Cache:
             raise self._others(self.folder, f"it belongs to user {max(owners - {0, user})}")
         return self.folder
 
-    def _others(self, path: object, reason: str) -> RemoteError:
+    def _others(self, path: object, reason: str | None) -> RemoteError:
         return RemoteError(
             f"data.cache.path = {self.folder}: {path} cannot be written ({reason}); each user needs a folder of their "
             "own: choose another data.cache.path"
