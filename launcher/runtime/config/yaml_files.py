@@ -16,8 +16,15 @@ from yaml import MarkedYAMLError, YAMLError
 from plumbline.launcher.runtime.config.errors import ConfigError
 
 Node = DictConfig | ListConfig
-DEEP = re.compile(rb"(?:[\[{]\s*){500}")
-"""Nesting that no file written by a person has."""
+DEEPEST = 500
+"""Levels of nesting that no file written by a person has."""
+BEGINS = (
+    yaml.BlockSequenceStartToken,
+    yaml.BlockMappingStartToken,
+    yaml.FlowSequenceStartToken,
+    yaml.FlowMappingStartToken,
+)
+ENDS = (yaml.BlockEndToken, yaml.FlowSequenceEndToken, yaml.FlowMappingEndToken)
 
 OTHER_BASE = re.compile(r"[-+]?(0[0-7_]+|[1-9][0-9_]*(:[0-5]?[0-9])+|[0-9][0-9_]*(:[0-5]?[0-9])+\.[0-9_]*)")
 """Numbers that YAML 1.1 reads in base 8, with a leading zero, or in base 60, with colons."""
@@ -59,8 +66,6 @@ def read_yaml(path: Path) -> Node:
         raise ConfigError(f"{path}: is a pipe, which can be read once and no more: write it to a file")
     with yaml_problems(str(path)):
         content = path.read_bytes() if path.is_file() else b""
-        if DEEP.search(content):
-            raise RecursionError  # before the parser's stack overflows and ends the process
         check_numbers(content, str(path))
         node: Node = OmegaConf.load(path)
         written = OmegaConf.to_container(node, resolve=False)
@@ -79,8 +84,13 @@ def check_numbers(text: str | bytes, source: str) -> None:
     Raises:
         ConfigError: names the number, with `source` in front.
         MarkedYAMLError: the text is not YAML.
+        RecursionError: it is nested more than `DEEPEST` levels deep.
     """
+    depth = 0
     for token in yaml.scan(text):
+        depth += isinstance(token, BEGINS) - isinstance(token, ENDS)
+        if depth > DEEPEST:
+            raise RecursionError  # before the parser's stack overflows and ends the process
         if isinstance(token, yaml.ScalarToken) and token.plain and OTHER_BASE.fullmatch(token.value):
             raise ConfigError(
                 f"{source}: {token.value}: YAML reads it as {yaml.safe_load(token.value)}; write a number without a "

@@ -143,3 +143,12 @@ def test_what_is_wrong_with_a_corpus_is_told(file: Path, tmp_path: Path) -> None
     assert line.startswith(f"data.train.0.path = {tmp_path}: holds no readable corpus.json")
     assert "tokenizer: Field required; prepare the corpus again" in line
     assert "corpora beside it" not in line
+
+
+@pytest.mark.parametrize("level", ["- ", "? ", "[", "{a: ", "[!!seq ", "- ? "])
+def test_nesting_without_end_is_refused_and_ends_no_process(file: Path, tmp_path: Path, level: str) -> None:
+    (tmp_path / "deep.yaml").write_text(level * 30_000 + "x\n")
+    (line,) = problems(tmp_path / "deep.yaml")
+    assert line.endswith("deep.yaml: cannot be read as YAML: it is nested too deeply")
+    (line,) = problems(file, f"run.name={'[' * 30_000}")
+    assert line.endswith("cannot be read as YAML: it is nested too deeply")
