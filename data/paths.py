@@ -3,6 +3,7 @@
 import os
 import re
 from typing import Annotated
+from urllib.parse import unquote
 
 from pydantic import AfterValidator
 
@@ -27,15 +28,18 @@ def check_url(url: str) -> None:
         ValueError: it contains a user name, a password or a signature.
     """
     protocol, _, rest = url.partition("://")
-    place = rest.partition("/")[0]
+    # A password may hold a slash, so an @ counts anywhere after a colon
+    place = rest if ":" in rest.rpartition("@")[0] else rest.partition("/")[0]
     if ("@" in place and protocol != "hf") or "::" in url:
+        host = re.split("[/?;#%]", place.rpartition("@")[2])[0]
         raise ValueError(
-            f"{protocol}://...@{place.rpartition('@')[2]}: a corpus's URL holds a user name or password (or is a chain "
-            "of file systems), and would be logged; give them by fsspec's usual means, for example the environment "
-            "variables of the provider, or ~/.config/fsspec"
+            f"{protocol}://...@{host}: a corpus's URL holds a user name or password (or is a chain of file systems), "
+            "and would be logged; give them by fsspec's usual means, for example the environment variables of the "
+            "provider, or ~/.config/fsspec"
         )
-    if "?" in url and "=" in url.partition("?")[2]:
+    # A web server is asked with whatever follows "?", which is a sign of a glob elsewhere
+    if re.search("[?;#][^=]*=", unquote(rest)) or (protocol in ("http", "https") and "?" in rest):
         raise ValueError(
-            f"{url.partition('?')[0]}?...: a corpus's URL holds a query, which may be a signature and would be logged; "
-            "give credentials by fsspec's usual means"
+            f"{re.split('[?;#%]', url)[0]}?...: a corpus's URL holds a query, which may be a signature and would be "
+            "logged; give credentials by fsspec's usual means"
         )

@@ -299,7 +299,19 @@ def test_the_folder_never_exceeds_its_limit(blocky: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    "url", ["https://me:hidden@host/corpus", "https://host/corpus?sig=hidden", "s3://key:hidden@bucket/corpus"]
+    "url",
+    [
+        "https://me:hidden@host/corpus",
+        "https://me:x@host/corpus?sig=hidden",
+        "https://host/corpus?sig=hidden",
+        "https://host/corpus?hidden",
+        "https://host/corpus?sig%3Dhidden",
+        "https://host/corpus%3Fsig%3Dhidden",
+        "https://host/corpus;token=hidden",
+        "s3://key:hidden@bucket/corpus",
+        "s3://key:hid/hidden@bucket/corpus",
+        "s3://key:hid?hidden@bucket/corpus",
+    ],
 )
 def test_a_url_with_a_secret_is_refused_and_not_repeated(url: str, tmp_path: Path) -> None:
     for attempt in (lambda: open_corpus(url), lambda: open_corpus([url]), lambda: config(url, tmp_path)):
@@ -309,6 +321,11 @@ def test_a_url_with_a_secret_is_refused_and_not_repeated(url: str, tmp_path: Pat
             caught.value, "errors"
         ):  # pydantic's own text repeats the input; ours (config/errors.py) does not
             assert "hidden" not in str(caught.value)
+
+
+@pytest.mark.parametrize("url", ["s3://b/c/train-0?.idx", "hf://datasets/a:b@c/d", "s3://b/day=1/c", "s3://b/a@b"])
+def test_a_url_without_a_secret_is_taken(url: str) -> None:
+    assert SourceConfig(path=url).paths == [url]
 
 
 @pytest.mark.parametrize(
