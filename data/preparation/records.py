@@ -29,6 +29,8 @@ LONG_WINDOW = "requires too much memory for decoding"
 MOST_SAID = 300
 """Most characters shown of an error of `datasets`, which lists all columns."""
 BLOCK_BYTES = 1 << 20
+LONGEST_LINE = 1 << 30
+"""Most bytes of a line of a packed file: a small one can hold a line that no memory does."""
 ROWS, TABLE_BYTES = 1024, 4 << 20
 """Most rows, and approximately the most bytes, of a parquet file that become Python objects at once."""
 
@@ -204,7 +206,11 @@ def _read_compressed(sources: Sources, unit: Unit, _: int | None) -> Iterator[Re
     """Read the lines of a .gz or .zst file, always from its beginning."""
     (name,) = unit.names
     with _decompressed(name) as lines:
-        for number, line in enumerate(lines, start=1):
+        for number, line in enumerate(iter(lambda: lines.readline(LONGEST_LINE + 1), b""), start=1):
+            if len(line) > LONGEST_LINE:
+                detail = f"line {number} is longer than {LONGEST_LINE:,} bytes; the file is read up to it, so cut it"
+                yield Record(None, "line too long", detail, name, 0, None)
+                return
             yield _record_of_line(sources, line, f"{name}:{{line}}", number, None)
 
 

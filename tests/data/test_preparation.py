@@ -23,7 +23,7 @@ import pytest
 from plumbline.data import prepare as prepare_module
 from plumbline.data.corpus import open_corpus, read_manifest
 from plumbline.data.manifest import Manifest
-from plumbline.data.preparation import filling
+from plumbline.data.preparation import filling, records
 from plumbline.data.preparation.survey import survey_unit as original_survey
 from plumbline.data.preparation.verifying import verify
 from plumbline.data.prepare import Request, prepare
@@ -338,3 +338,21 @@ def test_memory_does_not_grow_with_the_text(tmp_path: Path) -> None:
         source.unlink()
     assert read_manifest(tmp_path / "c150").splits["train"].documents == 1
     assert peaks[150] - peaks[5] < 40, peaks
+
+
+@pytest.mark.parametrize("ending", ["gz", "zst"])
+def test_a_line_that_no_memory_holds_is_a_bad_record(
+    tmp_path: Path, ending: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(records, "LONGEST_LINE", 100)
+    lines = [json.dumps({"text": "x" * size}).encode() for size in (87, 1000)]
+    with pyarrow.CompressedOutputStream(
+        str(tmp_path / f"a.jsonl.{ending}"), {"gz": "gzip", "zst": "zstd"}[ending]
+    ) as file:
+        file.write(b"\n".join(lines))
+    sources = Sources((str(tmp_path),))
+    (unit,) = sources.units()
+    taken, refused = records.read_records(sources, unit)
+    assert taken.text == "x" * 87
+    assert (refused.reason, refused.text) == ("line too long", None)
+    assert refused.detail.startswith("line 2 is longer than 100 bytes")
