@@ -29,6 +29,7 @@ from plumbline.launcher.runtime.system import cli
 from plumbline.launcher.runtime.system.before_torch import announce, slurm_ranks
 from plumbline.launcher.runtime.system.exit_codes import COMPLETE, CRASHED, REQUEUE, UNUSABLE
 from plumbline.launcher.runtime.system.log import LOG, TRAINING, stamp_lines
+from plumbline.launcher.runtime.system.node_folder import use_node_folder
 from plumbline.launcher.runtime.system.signals import StopRequest
 from plumbline.launcher.runtime.system.threads import sleep_while_waiting
 
@@ -60,6 +61,7 @@ def begin() -> None:
     if not arguments.print_config:  # whose output may be read by a program
         announce()
     sleep_while_waiting()
+    use_node_folder()
 
 
 def log_once(error: Exception, code: int, of_all: bool = False) -> int:

@@ -26,6 +26,7 @@ from pathlib import Path
 from plumbline.launcher.runtime.sweep.advance import one_of_several
 from plumbline.launcher.runtime.system import cli
 from plumbline.launcher.runtime.system.exit_codes import REQUEUE
+from plumbline.launcher.runtime.system.node_folder import use_node_folder
 from plumbline.launcher.runtime.system.signals import StopRequest
 
 STOP = StopRequest()  # ahead of the imports below, which take seconds; each worker's process passes here, too
@@ -79,6 +80,7 @@ def integers(text: str) -> list[int]:
 if __name__ == "__main__":
     STOP.end_at_once()  # until there is a run to save
     parse_arguments()  # ahead of the imports below, which take seconds: --help and mistakes are answered at once
+    use_node_folder()
 
 
 from plumbline.launcher.runtime.sweep.config import SweepConfig, load_sweep

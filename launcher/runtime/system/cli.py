@@ -17,6 +17,7 @@ from plumbline.launcher.runtime.system.exit_codes import INTERRUPTED, UNREAD, UN
 from plumbline.launcher.runtime.system.faults import is_out_of_memory, out_of_memory
 from plumbline.launcher.runtime.system.interrupts import interrupts
 from plumbline.launcher.runtime.system.log import LOG
+from plumbline.launcher.runtime.system.node_folder import use_node_folder
 from plumbline.launcher.runtime.system.open_files import allow_many_files
 from plumbline.launcher.runtime.system.threads import sleep_while_waiting
 
@@ -63,6 +64,7 @@ def begin(parse_arguments: Callable[[], object]) -> None:
     interrupts()
     parse_arguments()
     sleep_while_waiting()
+    use_node_folder()
     allow_many_files()
 
 

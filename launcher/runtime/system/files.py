@@ -6,6 +6,8 @@ Folders are published by `data.workspace`.
 import fcntl
 import json
 import math
+import os
+import stat
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -46,6 +48,15 @@ def read_key(values: Mapping[str, Any], key: str, kind: type[T], path: Path | st
     if not isinstance(value, kind) or isinstance(value, bool):
         raise DamagedFileError(f"{path}: {key} = {value!r}: expected a value of type {kind.__name__}")
     return value
+
+
+def is_own_folder(path: Path) -> bool:
+    """Return whether a path is a folder of this user, and no link to one."""
+    try:
+        found = path.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
