@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -193,6 +194,41 @@ def test_what_is_not_ours_is_neither_read_nor_touched(
     nearby.tidy(None)
     nearby.clear()
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "node").rglob("*")} == before
+
+
+@pytest.mark.parametrize("planted", ["home", "own rank", "other rank", "another user's home"])
+def test_nothing_is_read_or_deleted_through_what_another_user_may_have_put_there(
+    keep: Callable[[LocalCheckpoints, int], Path],
+    nearby: LocalCheckpoints,
+    tmp_path: Path,
+    planted: str,
+) -> None:
+    """In /dev/shm anybody can make a folder of the run's name, with the right run.json, and links to our folders."""
+    home = keep(nearby, 2).parents[1]
+    assert {stat.S_IMODE(folder.stat().st_mode) for folder in (home, nearby.folder)} == {0o700}
+    precious = tmp_path / "precious"
+    link = {"home": home, "own rank": nearby.folder, "other rank": home / "rank_00007"}.get(planted)
+    if link is None:
+        if os.geteuid() != 0:
+            pytest.skip("only root can give a folder away")
+        os.chown(home, 12345, 12345)
+        precious = home
+    else:
+        (nearby.folder if planted == "other rank" else link).rename(precious)
+        link.symlink_to(precious)
+    before = sorted(precious.rglob("*"))
+    assert before
+    assert nearby.candidates() == []
+    assert nearby.damage(nearby.folder / "step_00000002") == [f"{nearby._names[0]}: there is none"]
+    nearby.tidy(None)
+    assert sorted(precious.rglob("*")) == before
+    if planted != "other rank":
+        with pytest.raises(
+            store.CheckpointError, match=r"is a link, or not a folder .* checkpoint\.local\.path, where"
+        ):
+            keep(nearby, 3)
+        nearby.clear()
+    assert sorted(precious.rglob("*")) == before
 
 
 def test_a_place_that_cannot_be_written_is_a_warning_that_counts_for_nothing(

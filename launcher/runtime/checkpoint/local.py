@@ -12,6 +12,7 @@ checkpoints of the run folder count, which never depend on these.
 """
 
 import json
+import os
 import shutil
 import socket
 import uuid
@@ -47,7 +48,7 @@ from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.config.sections import CheckpointConfig
 from plumbline.launcher.runtime.system.collectives import from_main, gather_objects
-from plumbline.launcher.runtime.system.files import write_json, write_whole
+from plumbline.launcher.runtime.system.files import is_own_folder, write_json, write_whole
 from plumbline.launcher.runtime.system.world import World
 
 Result = TypeVar("Result")
@@ -144,7 +145,8 @@ class LocalCheckpoints:
         remove_leftovers(self.folder)
         unwanted = [folder for folder in checkpoints(self.folder) if folder != kept]
         if self._world.rank == min(self._beside):  # ranks that were on this node before, and are elsewhere now
-            unwanted += [rank for rank in self._home.glob("rank_*") if int(rank.name[5:]) not in self._beside]
+            ranks = filter(is_own_folder, self._home.glob("rank_*"))
+            unwanted += [rank for rank in ranks if int(rank.name[5:]) not in self._beside]
         for folder in unwanted:
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -155,7 +157,7 @@ class LocalCheckpoints:
 
     def _read(self, folder: Path, heartbeat: Callable[[], object]) -> tuple[str | None, str | None]:
         """Return what is wrong with this rank's part, and which save it is of."""
-        if not folder.is_dir():
+        if not self._is_ours() or not folder.is_dir():
             return "there is none", None
         try:
             found = problems(folder, contents=True, heartbeat=heartbeat)
@@ -177,9 +179,15 @@ class LocalCheckpoints:
 
     def _claim(self) -> None:
         """Make this rank's folder, if nobody else has its name."""
+        for folder in (self._home, self.folder):
+            if not _is_free_or_own(folder):
+                raise FileExistsError(
+                    f"{folder} is a link, or not a folder of this user: set another checkpoint.local.path, where only "
+                    "this user can write"
+                )
         if not self._home.exists():
             made = self._home.with_name(f".{self._home.name}.{uuid.uuid4().hex[:8]}.staging")
-            made.mkdir(parents=True)
+            made.mkdir(mode=0o700, parents=True)
             write_json(made / MARKER, self._whose)
             try:
                 move(made, self._home)
@@ -189,13 +197,20 @@ class LocalCheckpoints:
             raise FileExistsError(
                 f"{self._home} is not of this run: move it away, or set another checkpoint.local.path"
             )
-        self.folder.mkdir(exist_ok=True)
+        self.folder.mkdir(mode=0o700, exist_ok=True)
 
     def _is_ours(self) -> bool:
+        """Return whether this run wrote what is here; in /dev/shm anybody may have put links to our other folders."""
+        if not (is_own_folder(self._home) and _is_free_or_own(self.folder)):
+            return False
         try:
             return bool(json.loads((self._home / MARKER).read_text(encoding="utf-8")) == self._whose)
         except (OSError, ValueError):
             return False
+
+
+def _is_free_or_own(folder: Path) -> bool:
+    return not os.path.lexists(folder) or is_own_folder(folder)
 
 
 def _identify(run: Path) -> dict[str, str]:
