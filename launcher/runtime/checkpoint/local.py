@@ -145,8 +145,7 @@ class LocalCheckpoints:
         remove_leftovers(self.folder)
         unwanted = [folder for folder in checkpoints(self.folder) if folder != kept]
         if self._world.rank == min(self._beside):  # ranks that were on this node before, and are elsewhere now
-            ranks = filter(is_own_folder, self._home.glob("rank_*"))
-            unwanted += [rank for rank in ranks if int(rank.name[5:]) not in self._beside]
+            unwanted += [rank for rank in self._home.glob("rank_*") if int(rank.name[5:]) not in self._beside]
         for folder in unwanted:
             shutil.rmtree(folder, ignore_errors=True)
 
