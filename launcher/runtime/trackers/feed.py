@@ -20,7 +20,7 @@ from typing import Any
 
 from plumbline.launcher.runtime.system.files import write_json
 from plumbline.launcher.runtime.system.log import LOG, TRAINING
-from plumbline.launcher.runtime.trackers.kind import TrackedRun, Tracker
+from plumbline.launcher.runtime.trackers.kind import TrackedRun, Tracker, without_secrets
 
 Record = dict[str, Any]  # a line of metrics.jsonl
 WAITING = 10_000  # lines that a tracker may be behind
@@ -156,7 +156,9 @@ class Feed:
         if self._over.is_set():
             return
         self._over.set()
-        LOG.warning(f"{self._name}: {why}: it gets nothing more before the next start, if there is one")
+        LOG.warning(
+            f"{self._name}: {without_secrets(why)}: it gets nothing more before the next start, if there is one"
+        )
         self._note_failure()
 
     def _note_failure(self) -> None:

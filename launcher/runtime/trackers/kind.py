@@ -1,10 +1,19 @@
 """Define the interface of a tracker: a place besides metrics.jsonl to look at the numbers of many runs."""
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
+
+USER = re.compile(r"(?<=://)[^:/@\s]*(:\S*)?@")
+QUERY = re.compile(r"(://[^?\s]*)\?[^\s'\")]*")
+
+
+def without_secrets(text: str) -> str:
+    """Return a text with its addresses as anybody may read them: without user, password and query."""
+    return QUERY.sub(r"\1", USER.sub("", text))
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, TypeVar
 
-from plumbline.launcher.runtime.trackers.kind import TrackedRun, Tracker
+from plumbline.launcher.runtime.trackers.kind import TrackedRun, Tracker, without_secrets
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -32,7 +32,7 @@ class MLflow(Tracker):
         self._client = MlflowClient(address)
         self.run_id = run_id or self._create(run)
         self._client.update_run(self.run_id, status="RUNNING")
-        self.where = f"run {self.run_id} at {address}"
+        self.where = f"run {self.run_id} at {without_secrets(address)}"
 
     def _create(self, run: TrackedRun) -> str:
         from mlflow.entities import Param

@@ -12,7 +12,7 @@ from plumbline.launcher.runtime.run.interventions import Intervention, read_inte
 from plumbline.launcher.runtime.run.metrics import MetricsLog
 from plumbline.launcher.runtime.trackers import feed
 from plumbline.launcher.runtime.trackers.feed import Feed, History
-from plumbline.launcher.runtime.trackers.kind import TrackedRun, Tracker
+from plumbline.launcher.runtime.trackers.kind import TrackedRun, Tracker, without_secrets
 
 LOSS = "train/loss"
 
@@ -147,6 +147,32 @@ def test_what_a_failed_tracker_lacks_comes_at_the_next_start(
     Notebook.fails_at, Notebook.opens = None, True
     attempt(tmp_path, *lines(5, 6, attempt=2), step=4)
     assert points(tmp_path) == [(1, 1.01), (2, 1.02), (3, 1.03), (4, 1.04), (5, 2.05), (6, 2.06)]
+
+
+def test_no_password_of_an_address_is_logged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object) -> None:
+        raise ConnectionError("request to https://me:pass@word@host/api?token=t0p failed")
+
+    monkeypatch.setattr(Notebook, "add", fail)
+    attempt(tmp_path, line(1))
+    assert "notebook: ConnectionError: request to https://host/api failed: it gets" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("address", "shown"),
+    [
+        ("https://me:p4ss@host:5000/base", "https://host:5000/base"),
+        ("https://me@host/base?api_key=1#x", "https://host/base"),
+        ("postgresql+psycopg2://me:p/?#ss@host/db", "postgresql+psycopg2://host/db"),
+        ("http://host:5000", "http://host:5000"),
+        ("sqlite:////scratch/a@b/mlflow.db", "sqlite:////scratch/a@b/mlflow.db"),
+        ("databricks", "databricks"),
+    ],
+)
+def test_an_address_is_shown_without_its_secrets(address: str, shown: str) -> None:
+    assert without_secrets(address) == shown
 
 
 def test_one_that_cannot_be_opened_after_a_kill_sends_nothing_twice(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast, get_args
+from unittest.mock import Mock
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -16,7 +17,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.trackers import TRACKERS, TrackerName, check_trackers
-from plumbline.launcher.runtime.trackers.mlflow import permitted
+from plumbline.launcher.runtime.trackers.kind import TrackedRun
+from plumbline.launcher.runtime.trackers.mlflow import MLflow, permitted
 from plumbline.launcher.runtime.trackers.tensorboard import TensorBoard
 from tests.conftest import Pretrain, Run, once
 
@@ -209,6 +211,12 @@ def test_a_tracker_may_need_no_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Own, "package", "not_there")
     with pytest.raises(ValueError, match=r"not_there cannot be imported: pip install -e '\.\[not_there\]'"):
         check_trackers([cast(TrackerName, "own_file")])
+
+
+def test_mlflow_does_not_show_the_password_of_its_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://me:p4ss@host/base?key=1")
+    monkeypatch.setitem(sys.modules, "mlflow", Mock())
+    assert MLflow(TrackedRun(tmp_path, "tests", {}, {}), "r1", 1).where == "run r1 at https://host/base"
 
 
 def test_mlflow_gets_names_that_it_permits() -> None:
