@@ -54,11 +54,11 @@ def main() -> None:
         for line in ledger(found[0]):
             print(line)
         for made in found[0].interventions:
-            print(made)
+            print(cli.escaped(str(made)))
 
 
 def cells(standing: Standing) -> tuple[str, ...]:
-    """Return the row of a run."""
+    """Return the row of a run, whose name and reason may be anybody's."""
     status, saved = standing.status, standing.checkpoint
     steps, loss, speed = text(None if saved is None else saved.step, ","), None, None
     if status is not None:
@@ -66,8 +66,8 @@ def cells(standing: Standing) -> tuple[str, ...]:
         if status.step is not None:
             steps = f"{status.step:,}/{text(status.total_steps, ',')}"
     return (
-        standing.folder.resolve().name,
-        standing.state,
+        cli.escaped(standing.folder.resolve().name),
+        cli.escaped(standing.state),
         steps,
         text(loss, ".4f"),
         text(speed, ",.0f"),
@@ -75,7 +75,7 @@ def cells(standing: Standing) -> tuple[str, ...]:
         "-" if saved is None else f"{saved.step:,}, {cli.duration(max(0.0, standing.seen - saved.time))} ago",
         str(len(standing.attempts)),
         text(goodput(total(standing.attempts)), ".1%"),
-        standing.why or "",
+        cli.escaped(standing.why or ""),
     )
 
 

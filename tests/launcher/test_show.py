@@ -19,7 +19,8 @@ from plumbline.data.tokenizers import Decoder
 from plumbline.launcher.runtime.inspection.found import read_lines
 from plumbline.launcher.runtime.inspection.samples import Sample, spread
 from plumbline.launcher.runtime.inspection.seen import Read
-from plumbline.launcher.runtime.inspection.text import CUT, block, escaped, sample_lines
+from plumbline.launcher.runtime.inspection.text import CUT, block, sample_lines
+from plumbline.launcher.runtime.system.cli import escaped
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from plumbline.launcher.runtime.report.standing import look, runs_of
-from plumbline.launcher.runtime.run.interventions import INTERVENTIONS
+from plumbline.launcher.runtime.run.interventions import INTERVENTIONS, Intervention, write_interventions
 from plumbline.launcher.runtime.run.ledger import BUCKETS, Attempt
 from plumbline.launcher.runtime.run.status_file import INTERVAL, Status, state_after, write_attempts
 from plumbline.launcher.runtime.system import exit_codes
@@ -231,6 +231,18 @@ def test_a_run_that_cannot_be_read_leaves_the_others_in_the_table() -> None:
     assert f"Permission denied: '{root}/closed/" in str(found[0].why)
     assert f"{root}/damaged/{INTERVENTIONS}, line 1: no intervention" in str(found[1].why)
     assert [cells(its)[:2] for its in found] == [(its.folder.name, its.state) for its in found]
+
+
+def test_nothing_that_a_run_says_reaches_the_terminal_as_a_command(command: Command, tmp_path: Path) -> None:
+    run = write(tmp_path / "a\x1b]0;b\a", replace(status_of(7, why="\x1b[2Jgone\r"), state="\x9bfailed"))
+    made = Intervention("2026-01-01T00:00:00+00:00", "spike", "\x1b[1mloss", 3, 4, 2, (2, 4))
+    write_interventions(run, [made])
+    printed = command("status", run).stdout
+    assert "a\\x1b]0;b\\x07" in printed
+    assert "\\x1b[1mloss" in printed
+    assert {char for char in printed if not char.isprintable()} == {"\n"}
+    row = cells(replace(look(run, []), state="\x9bfailed", why="\x1b[2Jgone\r"))
+    assert (row[1], row[-1]) == ("\\x9bfailed", "\\x1b[2Jgone\\r")
 
 
 def test_a_folder_stands_for_the_runs_in_it_and_that_of_a_sweep_for_its_cells(tmp_path: Path) -> None:

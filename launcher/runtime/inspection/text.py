@@ -7,6 +7,7 @@ from plumbline.data.counting import Counts
 from plumbline.data.streams import IGNORED
 from plumbline.data.tokenizers import Decoder
 from plumbline.launcher.runtime.inspection.samples import Sample
+from plumbline.launcher.runtime.system.cli import escaped
 
 Answer = tuple[dict[str, Any], list[str]]
 """The same content as facts for programs and as lines for people."""
@@ -19,11 +20,6 @@ DOCUMENTS = 4
 
 BAR = 40
 """Width of the longest bar of a histogram."""
-
-
-def escaped(text: str) -> str:
-    """Escape everything in a text that a terminal would obey or hide, as Python does, including line breaks."""
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def block(text: str, full: bool) -> Iterator[str]:

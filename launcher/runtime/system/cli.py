@@ -126,6 +126,11 @@ def print_json(value: Any) -> None:
     print(json.dumps(value, indent=2))
 
 
+def escaped(text: str) -> str:
+    """Escape everything in a text that a terminal would obey or hide, as Python does, including line breaks."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
 def duration(seconds: float) -> str:
     """Return seconds as h:mm:ss or m:ss."""
     minutes, rest = divmod(round(seconds), 60)
