@@ -149,7 +149,8 @@ export PLUMBLINE_ROOT={root}
 export {NOTICE}={notice}
 source {root}/slurm/cluster.env
 # Unless the site names another: the Python that checked the configuration trains it.
-export PLUMBLINE_PYTHON="${{PLUMBLINE_PYTHON:-{sys.executable}}}"
+[[ -n "${{PLUMBLINE_PYTHON:-}}" ]] || PLUMBLINE_PYTHON={shlex.quote(sys.executable)}
+export PLUMBLINE_PYTHON
 # A site that hands no variables on (SBATCH_EXPORT=NONE) still has to hand on these.
 case ",${{SBATCH_EXPORT:-ALL}}," in
     *,ALL,*) ;;

@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -88,6 +89,18 @@ def test_a_job_is_told_where_things_are_whatever_the_site_hands_on(
     found = told(tmp_path / "submit.sh", **({} if site is None else {"SBATCH_EXPORT": site}))
     assert found.get("SBATCH_EXPORT") == handed
     assert found["PLUMBLINE_ROOT"] == str(ROOT)
+
+
+@pytest.mark.parametrize("site", [None, "/site/python"])
+def test_a_job_runs_the_python_that_submits_it_whatever_its_path_or_that_of_the_site(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, site: str | None
+) -> None:
+    path = f"/it's/$(touch {tmp_path}/run)`touch {tmp_path}/run`/}}\"$HOME/python"
+    monkeypatch.setattr(sys, "executable", path)
+    write_script(tmp_path / "submit.sh", "# why", {}, "pretrain.sbatch", [], 300)
+    found = told(tmp_path / "submit.sh", **({} if site is None else {"PLUMBLINE_PYTHON": site}))
+    assert found["PLUMBLINE_PYTHON"] == (site or path)
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_chain_submits_as_many_jobs_and_ends_at_a_refusal(tmp_path: Path) -> None:
