@@ -6,7 +6,7 @@ Shapes that follow from others (`head_dim`, `intermediate_size`, ...) are filled
 exist and fit together.
 """
 
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
@@ -15,6 +15,16 @@ from plumbline.model.kinds import kind_named
 from plumbline.model.rotary_scaling import RopeScaling
 
 GATED_MLPS = ("swiglu", "geglu")
+
+
+def gated_width(hidden_size: int) -> int:
+    """Return the inner width of a gated MLP that is left out: 8/3 of the stream's, rounded up to a multiple of 64."""
+    return (8 * hidden_size // 3 + 63) // 64 * 64
+
+
+def _nullable(model: type[BaseModel]) -> set[str]:
+    """Return the keys to which None is a choice like any other; to the rest it is a key left out."""
+    return {key for key, field in model.model_fields.items() if type(None) in get_args(field.annotation)}
 
 
 class ModelConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
@@ -131,7 +141,7 @@ class ModelConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attri
         """Fill in missing keys from the family and the given shapes."""
         if not isinstance(values, dict):
             return values
-        given = {key: value for key, value in values.items() if value is not None}
+        given = {key: value for key, value in values.items() if value is not None or key in _nullable(cls)}
         filled = {**kind_named(FAMILIES, "family", str(given.get("family", "qwen3"))), **given}
         heads, width = filled.get("num_attention_heads"), filled.get("hidden_size")
         if isinstance(heads, int) and isinstance(width, int) and heads > 0:
@@ -143,8 +153,8 @@ class ModelConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attri
                         "change one of them, or set head_dim"
                     )
                 filled["head_dim"] = width // heads
-            gated_width = (8 * width // 3 + 63) // 64 * 64
-            filled.setdefault("intermediate_size", gated_width if filled.get("mlp") in GATED_MLPS else 4 * width)
+            gated = filled.get("mlp") in GATED_MLPS
+            filled.setdefault("intermediate_size", gated_width(width) if gated else 4 * width)
         return filled
 
     @model_validator(mode="after")

@@ -41,6 +41,13 @@ def test_null_means_the_family_s_value(make_config: MakeConfig) -> None:
     assert make_config(norm=None, head_dim=None, num_key_value_heads=None) == make_config()
 
 
+def test_null_wins_over_the_family_where_it_is_a_choice(make_config: MakeConfig) -> None:
+    assert make_config(family="shaped").shaped_temperature == 1.0
+    config = make_config(family="shaped", shaped_temperature=None)
+    assert config.shaped_temperature is None
+    assert ModelConfig.model_validate(config.model_dump()) == config
+
+
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
