@@ -37,6 +37,38 @@ def test_heads_that_may_have_grown_in_silence(
     assert [("base_head_dim=32" in text) for text in found] == [True] * warned
 
 
+@pytest.mark.parametrize(
+    ("shape", "base", "warned"),
+    [
+        ({"num_key_value_heads": 1}, {}, ["num_key_value_heads=1", "from 0.25 at"]),
+        ({"num_key_value_heads": 1}, {"base_num_key_value_heads": 1}, []),
+        ({"num_key_value_heads": 1}, {"rule": "sp"}, []),
+        ({"num_key_value_heads": 4}, {}, []),  # as many as the base had queries, which then shared none
+        ({"num_key_value_heads": 8}, {}, []),  # more than the base had queries: they grew
+        (
+            {"num_key_value_heads": 8},
+            {"base_num_attention_heads": 16, "base_head_dim": 32},
+            ["num_key_value_heads=8", "from 2 at"],
+        ),
+        ({"num_attention_heads": 64, "num_key_value_heads": 8}, {}, ["num_key_value_heads=8", "from 2 at"]),
+        ({"num_attention_heads": 64, "num_key_value_heads": 32}, {}, []),
+        ({"num_attention_heads": 4}, {"base_head_dim": 32}, []),
+        ({"num_attention_heads": 6}, {"base_head_dim": 32}, ["num_key_value_heads=6", "from 1.5 at"]),
+        ({"intermediate_size": 350}, {}, ["intermediate_size=350", "from 87.5 at"]),
+        ({"intermediate_size": 350}, {"base_intermediate_size": 350}, []),
+        ({"intermediate_size": 350}, {"base_hidden_size": 128}, []),
+        ({"hidden_size": 160, "num_attention_heads": 20, "intermediate_size": 448}, {}, []),  # 8/3, each time rounded
+    ],
+)
+def test_sizes_that_may_have_stayed_while_the_width_grew(
+    make_config: MakeConfig, shape: dict[str, Any], base: dict[str, Any], warned: list[str]
+) -> None:
+    grown = {"hidden_size": 128, "num_attention_heads": 16, "head_dim": 32, "intermediate_size": 352}
+    found = cautions_of(make_config(**{**grown, **shape}), **base)
+    assert len(found) == (1 if warned else 0)
+    assert all(part in text for text in found for part in warned)
+
+
 def test_the_base_itself_draws_no_warning(make_config: MakeConfig) -> None:
     assert cautions_of(make_config()) == []
 
