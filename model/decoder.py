@@ -5,6 +5,7 @@ Parameter names are those of Hugging Face's Llama and Qwen3.
 Shapes: B batch, T new tokens, D hidden_size, V vocab_size.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, cast
@@ -36,12 +37,17 @@ def _draw_orthogonal(shape: tuple[int, ...], _std: float, generator: torch.Gener
     return nn.init.orthogonal_(torch.empty(shape), generator=generator)
 
 
+def _orthogonal_std(model: ModelConfig, _: float) -> float:
+    """Return the root mean square of an orthogonal matrix's entries: its columns have length 1."""
+    return 1 / math.sqrt(model.hidden_size)
+
+
 class Decoder(nn.Module):
     """Turn token ids [B, T] into normalised hidden states [B, T, D]."""
 
     tensors = (
         TensorRule(r"embed_(tokens|positions)\.weight", "embedding"),
-        TensorRule(r"(embed|output)_projection\.weight", "projection", draw=_draw_orthogonal),
+        TensorRule(r"(embed|output)_projection\.weight", "projection", std=_orthogonal_std, draw=_draw_orthogonal),
         TensorRule(r"norm\.weight", "final_norm", start=1.0),
         TensorRule(r"norm\.bias", "final_norm"),
         TensorRule(r"norm\.scale", "final_scalar", start=1.0),

@@ -290,7 +290,7 @@ def parameter_table(
 
     Raises:
         ValueError: a setting is incompatible with a tied unembedding or the block, or a key of own factors matches no
-            tensor.
+            tensor, or none that it would change.
     """
     if model.tie_word_embeddings and config.output_scaling == "absorbed":
         raise ValueError(
@@ -305,6 +305,7 @@ def parameter_table(
     own = {key: OwnFactors(key, getattr(config, key)) for key in OWN_FACTORS}
     stack, rows = sizes(model, config), []
     first_factors: dict[str | None, float] = {None: 1.0}
+    drawn_by_factor: set[str] = set()
     for name, tensor in model_tensors(model, objective).items():
         rule, role = tensor.rule, tensor.rule.role
         size = stack if name.startswith("model.layers.") else stack.outside_the_stack()
@@ -320,14 +321,18 @@ def parameter_table(
         # more; lr * weight_decay is unchanged, and eps shrinks with the gradient.
         lr_multiplier = scaling.lr * config.gamma_0 * factors["lr_multipliers"]
         decay = base.weight_decay * scaling.weight_decay / config.gamma_0
-        init = scaling.init_std * factors["init_multipliers"]
+        deviation = functools.partial(
+            _first_deviation, name, tensor, fan_in=fan_in, fan_out=fan_out, model=model, config=config
+        )
+        if deviation(factor=scaling.init_std) != deviation(factor=0.0):
+            drawn_by_factor.add(name)
         rows.append(
             ParameterRow(
                 name=name,
                 role=role,
                 shape=tensor.shape,
                 init_mean=rule.first_value(model) * first_factors[rule.start_with],
-                init_std=_first_deviation(name, tensor, init, fan_in, fan_out, model, config),
+                init_std=deviation(factor=scaling.init_std * factors["init_multipliers"]),
                 trainable=rule.trains(model),
                 lr=base.lr * lr_multiplier,
                 lr_multiplier=lr_multiplier,
@@ -338,4 +343,5 @@ def parameter_table(
         )
     for factor in own.values():
         factor.check_all_met(rows)
+    own["init_multipliers"].check_first_values(rows, drawn_by_factor)
     return rows

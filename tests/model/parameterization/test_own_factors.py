@@ -1,6 +1,7 @@
 """Factors and options of a user's own on top of the table: every quantity, by role or name, at any width."""
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 from plumbline.model.config import ModelConfig
+from plumbline.model.decoder import CausalLM
 from plumbline.model.objectives.latent_lookahead import LatentLookaheadConfig
 from plumbline.model.objectives.objective import TrainedLM
 from plumbline.model.parameterization.config import OptimizerSettings, ParameterizationConfig
@@ -66,6 +68,42 @@ def test_a_state_becomes_an_input_of_the_size_of_an_embedding(make_config: MakeC
     plain, scaled = sizes(), sizes(**{entry: 10.0})
     assert plain[0] == pytest.approx(plain[1], rel=0.05)
     assert scaled == pytest.approx([10 * size for size in plain], rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("entry", "shape", "named"),
+    [
+        ("hidden_norm", {}, "model.layers.0.input_layernorm.weight"),
+        (r".*\.q_proj\.bias", {"attention_bias": True}, "model.layers.0.self_attn.q_proj.bias"),
+        ("projection", {"embedding_projection": True}, "model.embed_projection.weight"),
+        ("mixing", {"family": "mixit"}, "model.layers.0.self_attn.mixing"),
+    ],
+)
+def test_a_factor_on_values_that_it_would_not_change_is_refused(
+    make_config: MakeConfig, entry: str, shape: dict[str, Any], named: str
+) -> None:
+    found = f"parameterization.init_multipliers: {entry} = 3 changes nothing: the first values of {named} do not"
+    with pytest.raises(ValueError, match=re.escape(found)):
+        table(make_config(**shape), init_multipliers={entry: 3.0})
+
+
+def test_a_factor_on_a_weight_may_match_its_bias(make_config: MakeConfig) -> None:
+    model = make_config(attention_bias=True)
+    plain, own = table(model), table(model, init_multipliers={r".*\.q_proj\..*": 3.0})
+    name = "model.layers.0.self_attn.q_proj"
+    assert own[f"{name}.weight"].init_std == pytest.approx(3 * plain[f"{name}.weight"].init_std, rel=1e-12)
+    assert own[f"{name}.bias"] == plain[f"{name}.bias"]
+
+
+@pytest.mark.parametrize("width", [32, 128])
+def test_the_table_tells_the_size_of_an_orthogonal_matrix(make_config: MakeConfig, width: int) -> None:
+    model = make_config(hidden_size=width, embedding_projection=True)
+    built = CausalLM(model, multipliers(model, ParameterizationConfig.model_validate(RULE)))
+    rows = table(model)
+    initialize(built, list(rows.values()), seed=0)
+    for name in ("model.embed_projection.weight", "model.output_projection.weight"):
+        drawn = built.get_parameter(name).detach().square().mean().sqrt()
+        assert rows[name].init_std == pytest.approx(float(drawn), rel=1e-5)
 
 
 def test_decay_and_first_values_may_be_taken_away(make_config: MakeConfig) -> None:
