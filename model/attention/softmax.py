@@ -44,7 +44,10 @@ class SoftmaxAttention(Attention):
         *matrix_rules("o_proj", "query", "width"),
         TensorRule(r"[qk]_norm\.weight", "qk_norm", start=_qk_norm_start, trains=_qk_norm_trains),
         # One number for each channel or head: its gradient shrinks with width
-        TensorRule(r"[qk]_whole_norm\.weight", "hidden_norm", start=_qk_norm_start, trains=_qk_norm_trains),
+        TensorRule(r"q_whole_norm\.weight", "hidden_norm", ("width", "query"), _qk_norm_start, trains=_qk_norm_trains),
+        TensorRule(
+            r"k_whole_norm\.weight", "hidden_norm", ("width", "key_value"), _qk_norm_start, trains=_qk_norm_trains
+        ),
         TensorRule("sinks", "hidden_norm"),
         TensorRule("value_mix", "hidden_scalar", start=0.5),
     )

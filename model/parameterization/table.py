@@ -70,7 +70,7 @@ def scaling_table(
     Args:
         size: sizes of the model relative to the base.
         fan_in: ratio of this hidden matrix's fan-in to the base's; m_N if everything grows in proportion.
-        fan_out: the same for the fan-out, also for a bias.
+        fan_out: the same for the fan-out, also for a bias or a norm's gains.
         matrix_lr: factor of width on a hidden matrix's learning rate.
         absorbed: whether the unembedding carries the logits' 1/m_N in its weights.
         decay_exponent: exponent with which the decay of a matrix grows as its learning rate falls.
@@ -82,7 +82,7 @@ def scaling_table(
         "embedding":     Scaling(1.0,          1.0,                  1.0,           1 / n),
         "hidden_matrix": Scaling(fan_in**-0.5, block_lr * matrix_lr, (1 / matrix_lr) ** x, block_eps / fan_out),
         "hidden_bias":   Scaling(0.0,          block_lr,             0.0,           block_eps / fan_out),
-        "hidden_norm":   Scaling(0.0,          block_lr,             0.0,           block_eps / n),
+        "hidden_norm":   Scaling(0.0,          block_lr,             0.0,           block_eps / fan_out),
         "hidden_scalar": Scaling(0.0,          block_lr,             0.0,           block_eps),
         "qk_norm":       Scaling(0.0,          block_lr,             0.0,           block_eps / size.head_dim),
         "mixing":        Scaling(0.0,          0.0,                  0.0,           1.0),
@@ -103,6 +103,7 @@ def gradient_growth(role: Role, scaling: Scaling, size: Sizes, fan_in: float, fa
     entries = {
         "hidden_matrix": fan_in * fan_out,
         "hidden_bias": fan_out,
+        "hidden_norm": fan_out,
         "hidden_scalar": 1.0,
         "qk_norm": size.head_dim,
         "projection": n * n,

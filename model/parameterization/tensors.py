@@ -49,7 +49,7 @@ class TensorRule:
     role: Role
     """Row of the parameterization's table."""
     fans: tuple[str, str] = ("width", "width")
-    """Fan-in and fan-out of a matrix (for a bias, of its matrix), as fields of parameterization.Sizes."""
+    """Fan-in and fan-out of a matrix (of a bias or gains: of its matrix), as fields of parameterization.Sizes."""
     start: float | Callable[[ModelConfig], float] = 0.0
     """Initial mean."""
     start_with: str | None = None

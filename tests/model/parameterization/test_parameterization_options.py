@@ -98,6 +98,13 @@ def test_matrices_scale_with_their_own_fans(make_config: MakeConfig, name: str, 
     assert (bias.lr, bias.eps) == pytest.approx((BASE.lr, BASE.eps / fan_out), rel=1e-12)
 
 
+def test_gains_of_a_whole_projection_scale_with_its_outputs(make_config: MakeConfig) -> None:
+    _, rows = table(make_config(**UNEVEN, qk_norm="projection"), **UNEVEN_BASE)
+    for name, fan_out in {"q_whole_norm": 6, "k_whole_norm": 4, "input_layernorm": 2}.items():
+        assert rows[name].eps == pytest.approx(BASE.eps / fan_out, rel=1e-12), name
+        assert rows[name].gradient_growth == pytest.approx(fan_out**-0.5, rel=1e-12), name
+
+
 @pytest.mark.parametrize(("gate", "fan_out"), [("head", 3), ("elementwise", 6)])
 def test_a_gate_scales_with_the_outputs_that_it_has(make_config: MakeConfig, gate: str, fan_out: float) -> None:
     _, rows = table(make_config(**UNEVEN, attention_gate=gate), **UNEVEN_BASE)
