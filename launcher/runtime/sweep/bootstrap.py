@@ -4,8 +4,12 @@ Each sample draws as many seeds as there are, with replacement and the same for 
 both optima again and reads the larger size's curve at both. That gives the cost of the base's value, including the
 uncertainty of the base's own optimum. A cost is computed once per sample and never paired by hand, so only the shape of
 the curve can make it negative. If a sample has an optimum at an end of its grid, the shift is only bounded on one side;
-if that is the larger size's, the cost has no upper bound, since the least loss may lie beyond. With three to five seeds
-the percentiles are too narrow: read them as a lower bound of the uncertainty.
+if that is the larger size's, the cost has no upper bound, since the least loss may lie beyond.
+
+With few seeds the percentiles are too narrow: for the mean of a normal variable the nominal 95 % cover about 75 % with
+three seeds and 83 % with five. So Student's t interval of the mean over seeds stands beside them, for each seed's own
+shift and cost. It is wider, and assumes that these are normal. A seed's own cost is hardly ever negative and counts the
+noise of its two optima, so its mean lies above the cost on the seed-mean curve.
 """
 
 from collections.abc import Mapping
@@ -13,6 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from scipy import special
 
 from plumbline.launcher.runtime.sweep.optimum import Array, Curve, is_within, losses_at, optima
 
@@ -22,7 +27,7 @@ PERCENTILES = (2.5, 97.5)
 
 @dataclass(frozen=True)
 class Interval:
-    """Hold the middle 95 % over the samples; None for an end that lies beyond a grid."""
+    """Hold two ends; None for an end that lies beyond a grid."""
 
     low: float | None
     high: float | None
@@ -30,14 +35,20 @@ class Interval:
 
 @dataclass(frozen=True)
 class Intervals:
-    """Hold the bootstrap intervals of one size relative to the base."""
+    """Hold the intervals of one size relative to the base."""
 
     shift: Interval
-    """Octaves from the base's optimum to this size's."""
+    """Octaves from the base's optimum to this size's: the middle 95 % over the samples."""
     penalty: Interval
-    """Nats lost at the base's optimum."""
+    """Nats lost at the base's optimum, likewise."""
     unresolved: float
     """Share of samples in which one of the two optima is at an end of its grid."""
+    seeds: int
+    """Number of seeds that both sizes have."""
+    shift_t: Interval | None
+    """Student's t interval of the mean shift over seeds, 95 %; None if a seed's optimum is at an end of its grid."""
+    penalty_t: Interval | None
+    """The same of the mean over seeds of each one's own cost; None, too, if a base's optimum is outside this grid."""
 
 
 def intervals(base: Mapping[int, Curve], size: Mapping[int, Curve], samples: int = SAMPLES) -> Intervals | None:
@@ -62,12 +73,34 @@ def intervals(base: Mapping[int, Curve], size: Mapping[int, Curve], samples: int
     size_low, size_high = _bounds(y, size_best, size_edge)
     lost = losses_at(y, size_means, base_best) - losses_at(y, size_means, size_best)
     lost[~is_within(y, base_best)] = np.inf
+    shift_t, penalty_t = _over_seeds(x, base_losses, y, size_losses)
     return Intervals(
         _interval(size_low - base_high, size_high - base_low),
         # At the best value tried at the base; the size's own optimum, beyond its grid, has less loss than the end
         _interval(lost, np.where(size_edge, np.inf, lost)),
         float((base_edge | size_edge).mean()),
+        len(seeds),
+        shift_t,
+        penalty_t,
     )
+
+
+def _over_seeds(x: Array, base_losses: Array, y: Array, size_losses: Array) -> tuple[Interval | None, Interval | None]:
+    """Return the t intervals of each seed's own shift and cost, where no optimum is at an end of its grid."""
+    (base_best, base_edge), (size_best, size_edge) = optima(x, base_losses), optima(y, size_losses)
+    if (base_edge | size_edge).any():
+        return None, None
+    shift_t = student(size_best - base_best)
+    if not is_within(y, base_best).all():
+        return shift_t, None
+    return shift_t, student(losses_at(y, size_losses, base_best) - losses_at(y, size_losses, size_best))
+
+
+def student(values: Array) -> Interval:
+    """Return Student's 95 % interval of the mean of two or more values."""
+    centre, error = values.mean(), values.std(ddof=1) / np.sqrt(len(values))
+    half = special.stdtrit(len(values) - 1, PERCENTILES[1] / 100) * error
+    return Interval(float(centre - half), float(centre + half))
 
 
 def _bounds(x: Array, best: Array, edge: npt.NDArray[np.bool_]) -> tuple[Array, Array]:

@@ -37,7 +37,8 @@ class LrTransferConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_
     """An axis of positive numbers to use instead of optimizer.lr: the config key of another hyperparameter, for example
     model.initializer_range."""
     bootstrap: bool = False
-    """Add 95 % intervals of shift and penalty, by a bootstrap over seeds."""
+    """Add intervals of shift and penalty: the middle 95 % of a bootstrap over seeds, which covers less with few seeds,
+    and Student's t of the means over seeds."""
 
 
 @dataclass(frozen=True)
@@ -379,7 +380,9 @@ def _row(size: SizeSummary) -> str:
     notes += [f"{lr:g} diverged (seeds {', '.join(map(str, seeds))})" for lr, seeds in size.diverged.items()]
     if size.intervals is not None:
         moved, costs = _range(size.intervals.shift, "+.2f"), _range(size.intervals.penalty, ".4f")
-        notes += [f"shift {moved} octaves, lost {costs}: 95 % over seeds"]
+        notes += [f"shift {moved} octaves, lost {costs}: nominal 95 % of a bootstrap"]
+        if size.intervals.shift_t is not None:
+            notes += [_student(size.intervals.seeds, size.intervals.shift_t, size.intervals.penalty_t)]
         if share := size.intervals.unresolved:
             notes += [f"{100 * share:.2f} % of samples at the end of a grid"]
     return (
@@ -388,6 +391,11 @@ def _row(size: SizeSummary) -> str:
         f"{'-' if lost is None else _with_error(lost.nats, lost.error, '.4f'):>19}"
         f"{''.join(f'  {note}' for note in notes)}"
     )
+
+
+def _student(seeds: int, shift: Interval, penalty: Interval | None) -> str:
+    costs = "" if penalty is None else f", lost {_range(penalty, '.4f')}"
+    return f"Student's t over {seeds} seeds, 95 %: shift {_range(shift, '+.2f')} octaves{costs}"
 
 
 def _range(interval: Interval, form: str) -> str:

@@ -99,6 +99,46 @@ def test_it_finds_what_the_table_does() -> None:
     assert result.penalty.low == pytest.approx(at_base - at_own)
 
 
+@pytest.mark.parametrize(("seeds", "covered"), [(3, 0.75), (5, 0.83)])
+def test_students_interval_holds_the_true_shift_as_often_as_it_says(seeds: int, covered: float) -> None:
+    """The t interval covers 95 % of normal draws; the bootstrap's percentiles cover less."""
+    student_hits = bootstrap_hits = 0
+    for draw in range(200):
+        result = intervals(curves(-8.0, 0.2, seeds, draw), curves(-8.4, 0.2, seeds, 1000 + draw), 500)
+        assert result is not None
+        assert result.seeds == seeds
+        assert result.shift_t is not None
+        ends = result.shift.low, result.shift.high, result.shift_t.low, result.shift_t.high
+        low, high, low_t, high_t = (end for end in ends if end is not None)
+        bootstrap_hits += low <= -0.4 <= high
+        student_hits += low_t <= -0.4 <= high_t
+    assert student_hits >= 182, "95 % less 2.6 standard errors"
+    assert bootstrap_hits / 200 == pytest.approx(covered, abs=0.08)
+
+
+def test_students_interval_is_of_each_seeds_own_shift_and_cost() -> None:
+    places = [0.2, 0.4, 0.9]
+    size = {seed: curves(-8.0 + place, seeds=1)[0] for seed, place in enumerate(places)}
+    result = found(curves(-8.0, seeds=3), size)
+    for interval, values in ((result.shift_t, places), (result.penalty_t, [0.05 * place**2 for place in places])):
+        assert interval is not None
+        half = 4.302653 * float(np.std(values, ddof=1)) / 3**0.5
+        assert (interval.low, interval.high) == pytest.approx(
+            (np.mean(values) - half, np.mean(values) + half), abs=1e-6
+        )
+
+
+def test_a_seed_at_the_end_of_its_grid_leaves_no_students_interval() -> None:
+    size = {**curves(-9.0, 0.1, seeds=2), 1: curves(-4.0)[1]}
+    result = found(curves(-8.0, 0.1, seeds=2), size)
+    assert (result.shift_t, result.penalty_t) == (None, None)
+    upper = {seed: {lr: loss for lr, loss in curve.items() if lr > 2.0**-9.5} for seed, curve in curves(-8.0).items()}
+    beyond = found(curves(-10.5), upper)
+    assert beyond.penalty_t is None
+    assert beyond.shift_t is not None
+    assert beyond.shift_t.low == pytest.approx(2.5)
+
+
 @pytest.mark.parametrize("seeds", [0, 1])
 def test_fewer_than_two_seeds_have_no_interval(seeds: int) -> None:
     assert intervals(curves(-8.0, seeds=seeds), curves(-8.0)) is None

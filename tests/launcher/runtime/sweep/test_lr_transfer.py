@@ -275,7 +275,8 @@ def test_another_hyperparameter_takes_the_place_of_the_learning_rate() -> None:
     assert of_largest.penalty.high == pytest.approx(0.2)
     assert curve.sizes[64].intervals is None, "the base is not held against itself"
     text = "\n".join(lines(summarize(settings, cells)))
-    assert "shift -2.00 to -2.00 octaves, lost 0.2000 to 0.2000: 95 % over seeds" in text
+    same = "shift -2.00 to -2.00 octaves, lost 0.2000 to 0.2000"
+    assert f"  {same}: nominal 95 % of a bootstrap  Student's t over 3 seeds, 95 %: {same}\n" in text
     wrong: tuple[dict[str, Label], ...] = ({"rule": "sp"}, {"rule": "sp", "model.initializer_range": "large"})
     for labels in wrong:
         with pytest.raises(ValueError, match=r"axis = 'model.initializer_range': .* has no positive number there"):
@@ -290,7 +291,7 @@ def test_an_interval_says_where_its_samples_reach_beyond_the_grid() -> None:
     )
     assert "of samples" not in inside
     assert "octaves, lost" in beyond
-    assert "to beyond the grid: 95 % over seeds  100.00 % of samples at the end of a grid" in beyond
+    assert "to beyond the grid: nominal 95 % of a bootstrap  100.00 % of samples at the end of a grid" in beyond
 
 
 def test_the_figure_is_drawn_whatever_is_missing(tmp_path: Path) -> None:
