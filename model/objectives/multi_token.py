@@ -27,7 +27,9 @@ class MultiTokenConfig(FurtherTokensConfig):
     horizon: int = Field(default=4, ge=2)
     """Number of tokens to predict, including the next one."""
     weight: NonNegativeFloat = 1.0
-    """Weight of each further token's mean loss; 1 is the paper's plain sum over heads."""
+    """Weight of each further token's mean loss; 1 is the paper's plain sum over heads where no document ends
+    within reach of a head. The mean is over all further targets together, so where heads lack some at the ends of
+    documents, each one left weighs more (1.33 times in documents of 8 tokens with horizon 4)."""
 
     def make(self, model: ModelConfig, multipliers: Multipliers, _seed: int) -> "MultiToken":
         """Return the objective."""
@@ -35,7 +37,10 @@ class MultiTokenConfig(FurtherTokensConfig):
 
     @property
     def mean_weight(self) -> float:
-        """Return the weight of the mean over all further targets; its factor `horizon` - 1 gives a sum over heads."""
+        """Return the weight of the mean over all further targets; its factor `horizon` - 1 gives a sum over heads.
+
+        With document ends heads have unequally many targets, and it is a multiple of the mean over all of them.
+        """
         return self.weight * (self.horizon - 1)
 
 
