@@ -30,7 +30,9 @@ class ParameterizationConfig(BaseModel, extra="forbid", frozen=True, strict=True
     base_intermediate_size: PositiveInt | None = None
     """Inner width of the base's MLP. None: it grew in proportion to hidden_size."""
     depth_alpha: PositiveFloat = 1.0
-    """Exponent of the residual multiplier m_L^-alpha. CompleteP fixes it at 1."""
+    """Exponent of the residual multiplier m_L^-alpha. CompleteP fixes it at 1. Below 1 the learning rate of hidden
+    matrices falls as m_L^(alpha - 1) and their decay stays, so their lr x decay falls, too; weight_decay_multipliers
+    for hidden_matrix can make up for it."""
     gamma_0: PositiveFloat = 1.0
     """Richness: divides the logits. Small is lazy (features hardly move), large is rich. Far below 1, set
     zero_init_output: the initial logits are divided by it as well."""
@@ -58,7 +60,7 @@ class ParameterizationConfig(BaseModel, extra="forbid", frozen=True, strict=True
     """Factors for AdamW's eps, per module as in lr_multipliers."""
     weight_decay_width_exponent: NonNegativeFloat = 1.0
     """x: the weight decay of hidden matrices grows as m_N^x where their learning rate falls as 1/m_N. 1 keeps lr x
-    decay, and so the time scale of forgetting; 0.5 is arXiv 2510.15262; 0 leaves the decay unchanged."""
+    decay over width, and so the time scale of forgetting; 0.5 is arXiv 2510.15262; 0 leaves the decay unchanged."""
     hidden_init_gain: PositiveFloat | None = None
     """Initialise hidden matrices with standard deviation gain / sqrt(fan-in) instead of model.initializer_range, whose
     gain of 0.02 sqrt(fan-in) differs between bases (0.11 at width 32). None: initializer_range."""

@@ -40,7 +40,8 @@ class HorizonConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_att
     """For `rule: power_law`: exponent of (training tokens / base_tokens) in the learning rate."""
     tau: PositiveFloat | None = None
     """AdamW's timescale 1 / (lr x weight_decay) as a fraction of the run, which sets the weight decay instead of
-    optimizer.weight_decay. None: optimizer.weight_decay is used."""
+    optimizer.weight_decay. None: optimizer.weight_decay is used. It holds at the base's values: a module whose lr x
+    decay the parameterization changes (hidden matrices at depth_alpha < 1, lr_multipliers) has another."""
     tau_exponent: float = 0.0
     """Exponent x by which tau grows as (tokens per parameter / base_tokens_per_parameter)^x. 0: constant; Power Lines
     found -0.527."""
