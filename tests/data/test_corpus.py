@@ -103,6 +103,16 @@ def test_one_flipped_bit_is_found_when_verifying(corpus: Path, name: str) -> Non
     assert damage.startswith(f"{name}: checksum ")
 
 
+def change_manifest(corpus: Path, path: tuple[str, ...], value: object) -> None:
+    """Write another value of corpus.json."""
+    manifest = json.loads((corpus / "corpus.json").read_text())
+    place = manifest
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = value
+    (corpus / "corpus.json").write_text(json.dumps(manifest))
+
+
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
@@ -113,12 +123,7 @@ def test_one_flipped_bit_is_found_when_verifying(corpus: Path, name: str) -> Non
     ],
 )
 def test_a_manifest_that_disagrees_is_refused(corpus: Path, path: tuple[str, ...], value: object, message: str) -> None:
-    manifest = json.loads((corpus / "corpus.json").read_text())
-    place = manifest
-    for key in path[:-1]:
-        place = place[key]
-    place[path[-1]] = value
-    (corpus / "corpus.json").write_text(json.dumps(manifest))
+    change_manifest(corpus, path, value)
     with pytest.raises(ValueError, match=message):
         open_corpus(corpus)
 
@@ -136,12 +141,7 @@ def test_a_manifest_that_disagrees_is_refused(corpus: Path, path: tuple[str, ...
 def test_a_manifest_that_names_files_elsewhere_is_refused(
     corpus: Path, tmp_path: Path, path: tuple[str, ...], value: object, message: str
 ) -> None:
-    manifest = json.loads((corpus / "corpus.json").read_text())
-    place = manifest
-    for key in path[:-1]:
-        place = place[key]
-    place[path[-1]] = value
-    (corpus / "corpus.json").write_text(json.dumps(manifest))
+    change_manifest(corpus, path, value)
     with pytest.raises(ValueError, match=message):
         open_corpus(f"file://{corpus}", CacheConfig(path=str(tmp_path / "cache")))
     with pytest.raises(ValueError, match=message):
