@@ -5,6 +5,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, model_validator
 
+from plumbline.data.paths import leads_out
+
 MANIFEST = "corpus.json"
 Checksum = Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
 """A checksum. It names a file in the cache of remote corpora, so it must not be a path."""
@@ -125,7 +127,7 @@ class Manifest(BaseModel, extra="ignore", frozen=True, strict=True, use_attribut
             raise ValueError(f"splits = {', '.join(self.splits) or 'none'}: neither train nor validation is there")
         shards = (name for split in self.splits.values() for name in split.shards)
         for name in (*self.files, *self.splits, *shards):
-            if name.startswith("/") or ".." in name.split("/"):
+            if leads_out(name):
                 raise ValueError(f"{name}: names a file outside of the corpus")
         if self.eos_token_id >= self.vocab_size:
             raise ValueError(f"eos_token_id = {self.eos_token_id} is beyond vocab_size = {self.vocab_size}")

@@ -2,6 +2,7 @@
 
 import os
 import re
+from pathlib import Path
 from typing import Annotated
 from urllib.parse import unquote
 
@@ -43,3 +44,8 @@ def check_url(url: str) -> None:
             f"{re.split('[?;#%]', url)[0]}?...: a corpus's URL holds a query, which may be a signature and would be "
             "logged; give credentials by fsspec's usual means"
         )
+
+
+def leads_out(name: str) -> bool:
+    """Return whether a name that a manifest gives to a file of its folder leads out of that folder."""
+    return Path(name).is_absolute() or ".." in Path(name).parts

@@ -91,10 +91,9 @@ if __name__ == "__main__":
 from plumbline.launcher.runtime.checkpoint import branch
 from plumbline.launcher.runtime.checkpoint.newest import newest_checkpoint
 from plumbline.launcher.runtime.config.load import as_yaml, load_config
-from plumbline.launcher.runtime.config.plan import RunPlan, plan_run
+from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.config.written import read_run
-from plumbline.launcher.runtime.doctor.start import check_start
 from plumbline.launcher.runtime.engine.stage import choose_stage
 from plumbline.launcher.runtime.run.folder import finished_step
 from plumbline.launcher.runtime.run.inputs import Inputs
@@ -106,7 +105,7 @@ from plumbline.launcher.runtime.system.deadline import watch_time_limit
 from plumbline.launcher.runtime.system.rank_log import rank_log
 from plumbline.launcher.runtime.system.world import World, read_world
 from plumbline.launcher.runtime.trackers import check_trackers
-from plumbline.launcher.runtime.train.checks import check_for_all, open_checked
+from plumbline.launcher.runtime.train.checks import check_together, open_checked
 from plumbline.launcher.runtime.train.description import describe
 from plumbline.launcher.runtime.train.endings import RAISED_ON_ALL_RANKS, accuse_nodes, code_of, user_facing
 from plumbline.launcher.runtime.train.rehearsal import rehearse
@@ -188,17 +187,6 @@ def is_finished(config: Config, world: World) -> bool:
     if step is not None:
         TRAINING.info(f"{config.run.folder} is complete: step {step}, nothing to do")
     return step is not None
-
-
-def check_together(config: Config, plan: RunPlan, inputs: Inputs, world: World) -> None:
-    """Check what ranks find out together, or one of them for all. Collective.
-
-    Raises:
-        ValueError: on all ranks alike.
-    """
-    if world.size > 1:
-        from_main(lambda: check_for_all(config, inputs), world)
-    check_start(config, plan, world)
 
 
 def refuse(error: Exception, arguments: argparse.Namespace) -> int:

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import psutil
 
-CGROUPS = Path("/sys/fs/cgroup")
+from plumbline.data.control_groups import CGROUPS, own_groups
+
 OWN = Path("/proc/self/cgroup")
 RECLAIMED = ("inactive_file", "active_file")
 """Pages of files, which count as taken and are given up when memory is asked for."""
@@ -14,13 +15,11 @@ def available_bytes(root: Path = CGROUPS, own: Path = OWN) -> int:
     """Return how many bytes can be taken before something has to be swapped out or killed.
 
     Args:
-        root: where control groups are mounted; only version 2 of them is looked at.
+        root: where control groups are mounted.
         own: file that names those of this process.
     """
-    groups = own.read_text(encoding="utf-8").splitlines()
-    group = next((line[len("0::/") :] for line in groups if line.startswith("0::/")), "")
-    folders = [folder for folder in (root / group, *(root / group).parents) if folder.is_relative_to(root)]
-    return min([psutil.virtual_memory().available, *(left for left in map(_left, folders) if left is not None)])
+    left = map(_left, own_groups(own.read_text(encoding="utf-8"), root))
+    return min([psutil.virtual_memory().available, *(size for size in left if size is not None)])
 
 
 def _left(group: Path) -> int | None:

@@ -22,6 +22,7 @@ from typing import Any, TypedDict
 import xxhash
 
 from plumbline.data.damage import DamagedFileError
+from plumbline.data.paths import leads_out
 from plumbline.data.skipped import NOTHING, SkippedData
 from plumbline.launcher.runtime.system.files import read_key, read_object
 from plumbline.launcher.runtime.system.log import LOG
@@ -253,7 +254,7 @@ def _check_manifest(manifest: dict[str, Any], path: Path) -> None:
                 raise DamagedFileError(f"{path}: {key} = {manifest[key]}: less than {least}")
         read_key({"corpora": {}, **manifest}, "corpora", dict, path)
         for name, facts in read_key(manifest, "files", dict, path).items():
-            if Path(name).is_absolute() or ".." in Path(name).parts:
+            if leads_out(name):
                 raise DamagedFileError(f"{path}: files: {name}: not a file of this folder")
             if not isinstance(facts, dict):
                 raise DamagedFileError(f"{path}: files: {name} = {facts!r}: expected bytes and xxh3")

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import psutil
 
+from plumbline.data.control_groups import CGROUPS, own_groups
+
 NAME = "OMP_NUM_THREADS"
 WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 """Variables by which a user chooses how threads wait for each other."""
-CGROUPS = Path("/sys/fs/cgroup")
 OF_LAUNCHERS = ("LOCAL_WORLD_SIZE", "LOCAL_SIZE")
 """Variables in which torchrun and DeepSpeed set the number of ranks per host."""
 
@@ -45,10 +46,9 @@ def _quota(groups: str, root: Path = CGROUPS) -> float:
         groups: text of /proc/self/cgroup; only version 2 of control groups is read.
         root: where control groups are mounted.
     """
-    own = next((line[len("0::/") :] for line in groups.splitlines() if line.startswith("0::/")), "")
     limits = [float("inf")]
-    for folder in (root / own, *(root / own).parents):
-        if folder.is_relative_to(root) and (folder / "cpu.max").is_file():
+    for folder in own_groups(groups, root):
+        if (folder / "cpu.max").is_file():
             time, period = (folder / "cpu.max").read_text(encoding="ascii").split()
             limits.append(float("inf") if time == "max" else int(time) / int(period))
     return min(limits)

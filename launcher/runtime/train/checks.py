@@ -3,9 +3,11 @@
 from plumbline.launcher.runtime.checkpoint import branch
 from plumbline.launcher.runtime.config.plan import RunPlan
 from plumbline.launcher.runtime.config.schema import Config
+from plumbline.launcher.runtime.doctor.start import check_start
 from plumbline.launcher.runtime.models import from_stock as initial_weights
 from plumbline.launcher.runtime.optim.schedule import check_phases
 from plumbline.launcher.runtime.run.inputs import Inputs, open_inputs
+from plumbline.launcher.runtime.system.collectives import from_main
 from plumbline.launcher.runtime.system.world import World
 from plumbline.launcher.runtime.trackers import check_trackers
 from plumbline.launcher.runtime.train.guards.transfer import read_base
@@ -18,7 +20,7 @@ def open_checked(config: Config, plan: RunPlan, world: World, alone: bool = True
         config: as `branch.resolve` returned it.
         plan: of this configuration.
         world: this process among all; the ranks need not have met.
-        alone: whether no other process checks the same; if one does, call `check_for_all` once they have met.
+        alone: whether no other process checks the same; if one does, call `check_together` once they have met.
 
     Raises:
         ValueError: the phases of the schedule are longer than the run; a corpus is not there, damaged or too small; the
@@ -35,13 +37,23 @@ def open_checked(config: Config, plan: RunPlan, world: World, alone: bool = True
     return inputs
 
 
-def check_for_all(config: Config, inputs: Inputs) -> None:
-    """Check on one rank what every other one would find as well: too many files for all to ask for, and what warns.
+def check_together(config: Config, plan: RunPlan, inputs: Inputs, world: World) -> None:
+    """Check what ranks find out together, and on one of them what all others would find as well. Collective.
+
+    That one looks at the files of corpora, which may be too many for all to ask for, and warns. A rank that is alone
+    has done this in `open_checked`.
 
     Raises:
-        ValueError: a file of a corpus has another size than its manifest says; train.initialize_from has another
-            tokenizer; or a tracker of metrics.trackers cannot work here.
+        ValueError: on all ranks alike, if a file of a corpus has another size than its manifest says, if
+            train.initialize_from has another tokenizer, if a tracker of metrics.trackers cannot work here, or if
+            `check_start` refuses nodes or a disk.
     """
-    inputs.check_sizes()
-    initial_weights.check_tokenizer(config, inputs)
-    check_trackers(config.metrics.trackers)
+
+    def check_for_all() -> None:
+        inputs.check_sizes()
+        initial_weights.check_tokenizer(config, inputs)
+        check_trackers(config.metrics.trackers)
+
+    if world.size > 1:
+        from_main(check_for_all, world)
+    check_start(config, plan, world)
