@@ -108,10 +108,13 @@ def guard(connection: socket.socket) -> dict[str, Any]:
         child = os.fork()
         if child == 0:
             return request
-        with contextlib.suppress(BrokenPipeError):  # the client may be gone
+        with contextlib.suppress(ConnectionError):  # the client may be gone
             print(child, file=stream, flush=True)
-            _, status = os.waitpid(child, 0)
-            print(os.waitstatus_to_exitcode(status), file=stream, flush=True)
+            end = os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+            assert end is not None
+            print(end.si_status if end.si_code == os.CLD_EXITED else -end.si_status, file=stream, flush=True)
+            stream.readline()  # ends when the client has read it: its number is nobody else's until then
+        os.waitpid(child, 0)
     os._exit(0)
 
 

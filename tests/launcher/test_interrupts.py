@@ -260,7 +260,7 @@ def test_a_sweep_ends_at_the_second_one_and_says_nothing_of_its_workers(
     workers = psutil.Process(process.pid).children()
     for _ in range(2):
         for each in (process.pid, *(worker.pid for worker in workers)):  # as a terminal does
-            if psutil.pid_exists(each):
+            with suppress(ProcessLookupError):
                 os.kill(each, signal.SIGINT)
         time.sleep(0.1)
     outcome = job.wait()
