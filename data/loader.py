@@ -11,7 +11,6 @@ from functools import partial
 from itertools import islice
 
 import numpy as np
-import torch
 
 from plumbline.data.config import DataConfig
 from plumbline.data.corpus import Split
@@ -59,7 +58,7 @@ class TrainBatches:
         rank: int = 0,
         world_size: int = 1,
         vocab_size: int | None = None,
-        for_gpu: bool = False,
+        gpu: int | None = None,
         check_sizes: bool = True,
     ) -> None:
         """Open the corpora and check that they can make a batch.
@@ -70,8 +69,8 @@ class TrainBatches:
             rank: Rank of this process.
             world_size: Processes that share the work.
             vocab_size: Refuse token ids at or above this when they are read; None takes any.
-            for_gpu: Pin the batches' memory, in the threads that read them, so that they can be copied to a GPU
-                asynchronously.
+            gpu: Index of this process's GPU, to which batches will be copied asynchronously: the threads that read them
+                pin their memory. None: no GPU.
             check_sizes: See `open_corpus`.
 
         Raises:
@@ -90,7 +89,7 @@ class TrainBatches:
         self._rank = rank
         self._world_size = world_size
         self._vocab_size = vocab_size
-        self._gpu = torch.cuda.current_device() if for_gpu else None
+        self._gpu = gpu
 
     @property
     def is_remote(self) -> bool:

@@ -96,7 +96,7 @@ def pinned(batch: Batch, gpu: int) -> Batch:
 
     Args:
         batch: the batch to pin.
-        gpu: index of this process's GPU; a thread that has not selected it might open the node's first one as well.
+        gpu: index of this process's GPU; a thread that has not selected it may open a context on the first one.
     """
     torch.cuda.set_device(gpu)
     tensors = cast(dict[str, torch.Tensor], batch)

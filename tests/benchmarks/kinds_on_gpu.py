@@ -80,7 +80,7 @@ def train(corpus: Path, overrides: list[str], steps: int, world: World) -> tuple
     """Return loss and gradient norm of each step, and the seconds of the first one."""
     config = load_config(CONFIG, [f"data.train=[{{path: {corpus}}}]", "model.vocab_size=4096", *overrides])
     engine = DeepSpeedEngine(config, world)
-    batches = TrainBatches(config.data, 1, world.rank, world.size, for_gpu=world.device.type == "cuda")
+    batches = TrainBatches(config.data, 1, world.rank, world.size, gpu=world.device.index)
     found, first = [], 0.0
     for number in range(steps):
         start = time.perf_counter()

@@ -153,7 +153,7 @@ TRAINERS = {"hugging_face": (hugging_face, "accelerate"), "litgpt": (litgpt, "li
 
 def measure(arguments: argparse.Namespace, config: Config, world: World) -> dict[str, Any]:
     """Time both in alternating rounds; the first warms up."""
-    batches = TrainBatches(config.data, 1, world.rank, world.size, for_gpu=world.device.type == "cuda")
+    batches = TrainBatches(config.data, 1, world.rank, world.size, gpu=world.device.index)
     given = [batches.micro_batches(step)[0] for step in range(arguments.steps)]
     engine, other = engine_loop(config, world), TRAINERS[arguments.trainer][0](config, given, arguments.compile)
     ours, theirs = [], []

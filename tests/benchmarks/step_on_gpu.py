@@ -43,7 +43,7 @@ class Training:
 
     def __init__(self, config: Config, world: World) -> None:
         self.engine = DeepSpeedEngine(config, world)
-        self._batches = TrainBatches(config.data, 1, world.rank, world.size, for_gpu=world.device.type == "cuda")
+        self._batches = TrainBatches(config.data, 1, world.rank, world.size, gpu=world.device.index)
         self._under_way: list[StepUnderWay] = []
         self._number = 0
 

@@ -178,7 +178,7 @@ def measure(arguments: argparse.Namespace, corpus: Path, setting: str, world: Wo
         estimates = estimate_stages(config, plan_run(config).rows, [stage], machine, room, world.device)
         if fastest(estimates, room) is None:
             return {"setting": setting, "tokens_per_second": f"needs {estimates[stage].memory.total / GIB:.0f} GiB"}
-    batches = TrainBatches(config.data, 1, world.rank, world.size, for_gpu=world.device.type == "cuda")
+    batches = TrainBatches(config.data, 1, world.rank, world.size, gpu=world.device.index)
     loops = [engine_loop(config, world)]
     if not arguments.alone:
         loops.append(plain_loop(config, world, arguments.compile))

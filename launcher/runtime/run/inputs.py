@@ -56,8 +56,8 @@ def open_inputs(config: Config, world: World, check_sizes: bool = True) -> Input
     """
     data = config.data
     check_ranks(config, world.size)
-    for_gpu = world.device.type == "cuda"
-    train = TrainBatches(data, config.run.seed, world.rank, world.size, config.model.vocab_size, for_gpu, check_sizes)
+    gpu, vocab_size = world.device.index, config.model.vocab_size
+    train = TrainBatches(data, config.run.seed, world.rank, world.size, vocab_size, gpu, check_sizes)
     train.check_epochs(last_step(config))
     for name, corpus in train.corpora.items():
         if corpus.vocab_size is not None and corpus.vocab_size > config.model.vocab_size:

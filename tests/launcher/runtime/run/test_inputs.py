@@ -1,9 +1,14 @@
 """What training reads is the same on every rank, or training does not begin."""
 
+from contextlib import closing
 from pathlib import Path
 
+import pytest
+import torch
+
 from plumbline.launcher.runtime.config.load import load_config
-from plumbline.launcher.runtime.run.inputs import disagreement
+from plumbline.launcher.runtime.run.inputs import disagreement, open_inputs
+from plumbline.launcher.runtime.system.world import World
 
 
 def test_ranks_that_see_the_same_agree(tiny_config: Path) -> None:
@@ -19,3 +24,16 @@ def test_a_rank_that_sees_other_files_is_named_with_what_differs(tiny_config: Pa
     first, *lines = found.splitlines()
     assert first.startswith("rank 2 does not see what rank 0 does; ")
     assert lines == ["  model.vocab_size: 257 -> 300", "  fingerprint of a: 01 -> 99", "  fingerprint of b: 02 -> None"]
+
+
+def test_a_rank_pins_its_batches_on_its_own_gpu(tiny_config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All ranks of a node see all its GPUs, and none is selected when inputs are opened."""
+    selected: list[int] = []
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "set_device", selected.append)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
+    config = load_config(tiny_config, ["data.global_batch_size=4", "data.micro_batch_size=1"])
+    inputs = open_inputs(config, World(3, 3, 4, torch.device("cuda", 3)))
+    with closing(inputs.train.iterate(0, 1)) as steps:
+        next(steps)
+    assert set(selected) == {3}
