@@ -10,23 +10,26 @@ import fcntl
 import gc
 import json
 import os
+import random
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from hypothesis import settings
 from torch import Tensor
 
 from plumbline.launcher.runtime.checkpoint.tensors import read_model
-from plumbline.launcher.runtime.system.world import free_port
 from tests.fork_server import Forked, start_server
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -36,6 +39,10 @@ os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the tests are of CPUs, with as many r
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 PATIENCE = 900.0
 """Seconds that a test waits for processes: only those that hang take as long, on any machine."""
+
+# A busy machine is not a failure; and every run of the tests tries the same examples
+settings.register_profile("plumbline", deadline=None, derandomize=True)
+settings.load_profile("plumbline")
 
 CONFIG = """\
 run: {{name: tiny, root: {root}}}
@@ -210,8 +217,10 @@ class Job:
     def wait_until(self, condition: Callable[[], object]) -> None:
         """Wait for something to become true while the processes run."""
         deadline = time.monotonic() + PATIENCE
-        while not condition():
-            ended = [process.poll() for process in self.processes]
+        while True:
+            ended = [process.poll() for process in self.processes]  # before what may come true just before the end
+            if condition():
+                return
             if any(code is not None for code in ended) or time.monotonic() > deadline:
                 stdout, stderr = self.texts()
                 self.kill()
@@ -230,7 +239,8 @@ class Job:
         for process in self.processes:
             if process.poll() is None:
                 for child in psutil.Process(process.pid).children(recursive=True):
-                    child.kill()
+                    with suppress(psutil.NoSuchProcess):
+                        child.kill()
                 process.kill()
                 process.wait(PATIENCE)
 
@@ -269,11 +279,41 @@ def fork_server(shared_folder: Path, worker_id: str) -> Path:
     return once(shared_folder / "fork", lambda place: start_server(place, owner, environment()))
 
 
+NewPort = Callable[[], int]
+PORTS = range(24_000, 32_000)
+"""Above those that jobs of the Slurm tests take by their numbers, below those of outgoing connections."""
+
+
+@pytest.fixture(scope="session")
+def new_port(shared_folder: Path) -> NewPort:
+    """Return free TCP ports, each to one caller alone: a rank takes its port only a while later."""
+
+    def take() -> int:
+        with (shared_folder / "port").open("a+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            file.seek(0)
+            last = int(file.read() or random.choice(PORTS[:4000]))
+            port: int = next(port for port in (*PORTS, *PORTS)[last - PORTS.start + 1 :] if is_free(port))
+            file.truncate(0)
+            file.write(str(port))
+        return port
+
+    return take
+
+
+def is_free(port: int) -> bool:
+    """Return whether no process listens at a port."""
+    with socket.socket() as probe, suppress(OSError):
+        probe.bind(("127.0.0.1", port))
+        return True
+    return False
+
+
 Start = Callable[..., Job]
 
 
 @pytest.fixture(scope="session")
-def start(fork_server: Path, tmp_path_factory: pytest.TempPathFactory) -> Start:
+def start(fork_server: Path, new_port: NewPort, tmp_path_factory: pytest.TempPathFactory) -> Start:
     """Start a script of the repository on some ranks, by a launcher.
 
     launcher: "python" (one process), "ranks" (one process for each rank, as srun does), "torchrun", "deepspeed".
@@ -291,7 +331,7 @@ def start(fork_server: Path, tmp_path_factory: pytest.TempPathFactory) -> Start:
     ) -> Job:
         logs = tmp_path_factory.mktemp("logs")
         program = [str(REPOSITORY / script), *map(str, arguments)]
-        port = str(free_port())
+        port = str(new_port())
         own: list[dict[str, str]] = [{}]  # variables of each process
         before: list[str] = []  # what starts the program
         if launcher == "ranks":

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import settings
 
 from plumbline.data.config import DataConfig
 from plumbline.data.corpus import Corpus, open_corpus
@@ -18,9 +17,6 @@ from plumbline.data.remote import fetch
 from plumbline.data.sources import Sources
 from tests.data.made import shard
 from tests.data.servers import Server, serve
-
-settings.register_profile("data", deadline=None)  # a busy machine is not a failure
-settings.load_profile("data")
 
 MakePair = Callable[..., Corpus]
 MakeConfig = Callable[..., DataConfig]

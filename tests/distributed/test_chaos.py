@@ -169,8 +169,7 @@ def wait_or_kill(job: Job, seconds: float, draw: random.Random, tally: Tally) ->
         for process in job.processes:
             process.send_signal(signal.SIGKILL)
     codes = job.wait(timeout=120).codes  # no rank outlives another
-    assert any(code != 0 for code in codes), job.texts()
-    return False
+    return not any(codes)  # all had ended well just before
 
 
 def steps_to_repeat(run: Run, node: Path) -> int:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from tests.conftest import Job, Outcome, Pretrain, Run, Start
 
-STEPS, SHARED, LOCAL = 80, 30, 5
+STEPS, SHARED, LOCAL = 160, 60, 5
 COMMON = [
     f"train.steps={STEPS}",
     "train.eval_interval=null",
@@ -63,8 +63,9 @@ def assert_same_bits(run: Run, whole: Run, ranks: int = 2) -> None:
 def kill(job: Job, path: Path, step: int) -> None:
     """Kill all ranks once both have a local checkpoint of at least `step`."""
     job.wait_until(lambda: all(any(store.step_of(f) >= step for f in parts(path, rank)) for rank in (0, 1)))
-    for process in job.processes:
-        process.send_signal(signal.SIGKILL)
+    for number in (signal.SIGSTOP, signal.SIGKILL):  # else the other might see the first one end, and end by itself
+        for process in job.processes:
+            process.send_signal(number)
     assert set(job.wait().codes) == {-signal.SIGKILL}
 
 

@@ -13,10 +13,9 @@ import psutil
 import pytest
 
 from plumbline.launcher.runtime.system.exit_codes import REQUEUE
-from plumbline.launcher.runtime.system.world import free_port
 
 if TYPE_CHECKING:
-    from tests.conftest import Job, Start
+    from tests.conftest import Job, NewPort, Start
 
 LONG = ["train.steps=50000", "train.eval_interval=null", "deepspeed.timeout_minutes=60"]
 SOON = 60.0
@@ -61,9 +60,9 @@ def test_a_sweep_while_python_imports(start: Start, tiny_config: Path, tmp_path:
     assert job.wait(SOON).code == REQUEUE, "it did not go on until it found that its file is no sweep"
 
 
-def test_while_it_waits_for_the_other_ranks(start_pretrain: Start, tiny_config: Path) -> None:
+def test_while_it_waits_for_the_other_ranks(start_pretrain: Start, new_port: NewPort, tiny_config: Path) -> None:
     """One rank of two: the rendezvous is in C++, where no handler of Python's runs. The second signal does no harm."""
-    port = free_port()
+    port = new_port()
     variables = {
         "RANK": "0",
         "LOCAL_RANK": "0",

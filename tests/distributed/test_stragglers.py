@@ -61,7 +61,7 @@ def test_a_rank_that_is_held_up_is_named_with_its_host(start_pretrain: Start, ti
 def test_equal_ranks_are_named_only_where_the_machine_slows_one_down(start_pretrain: Start, tiny_config: Path) -> None:
     """What the machine does to one of them is in the log: without it there is no warning."""
     job = start_pretrain(tiny_config, "equals", ENDLESS, ranks=2)
-    job.wait_until(lambda: len(windows(job.run)) == 3)
+    job.wait_until(lambda: len(windows(job.run)) >= 3)
     warnings = stop(job)
     skews = [windows(job.run)[step] for step in sorted(windows(job.run))]
     slow = [skew > 1 + TOLERANCE for skew in skews]

@@ -166,7 +166,7 @@ def test_the_lowest_rank_that_wrote_reads_what_all_wrote_and_the_others_nothing(
 def watch_until_it_ends(folder: Path, world: World) -> None:
     """Watch a rank that does not move, once it has met the others, until its watchdog ends it."""
     ended = threading.Event()
-    Watchdog(folder, world, minutes=0.5 / 60, end=lambda _code: ended.set()).ranks_have_met()
+    Watchdog(folder, world, minutes=2 / 60, end=lambda _code: ended.set()).ranks_have_met()
     assert ended.wait(60)
 
 
@@ -196,9 +196,9 @@ def test_it_ends_the_process_when_nothing_moves_and_not_before(
     assert "nothing moved for 0.0333333 minutes while making step 9" in capsys.readouterr().err
 
     ended.clear()
-    stopped = Watchdog(tmp_path / "stacks", world, minutes=0.2 / 60, end=end)
+    stopped = Watchdog(tmp_path / "stacks", world, minutes=1 / 60, end=end)
     stopped.stop()
-    assert not ended.wait(1)
+    assert not ended.wait(2)
 
 
 def test_it_ends_the_process_where_the_disk_hangs_as_well(

@@ -79,7 +79,7 @@ def test_the_lock_of_an_earlier_attempt_that_moves_no_more_is_not_waited_for(
         assert json.loads((tmp_path / "lock").read_text())["slurm_restart_count"] == 1
     with held_elsewhere(tmp_path, pulse=pulse):
         monkeypatch.setenv("SLURM_RESTART_COUNT", "2")
-        with pytest.raises(RunLockedError), hold(tmp_path, 1.0, pulse):
+        with pytest.raises(RunLockedError), hold(tmp_path, 5.0, pulse):
             pass  # it lives
 
 

@@ -67,7 +67,9 @@ def test_a_terminal_has_one_line_of_steps_with_all_others_above(monkeypatch: pyt
     assert lines[5:] == ["complete"]
 
 
-def test_a_terminal_that_is_gone_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_that_is_gone_ends_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     main, other = os.openpty()
     stream = open(other, "w", encoding="utf-8")  # noqa: PTH123, SIM115 - a descriptor, which cannot be closed later
     with monkeypatch.context() as patched:
@@ -80,6 +82,7 @@ def test_a_terminal_that_is_gone_ends_nothing(monkeypatch: pytest.MonkeyPatch) -
         progress.close()
     with suppress(OSError):
         stream.close()
+    assert capsys.readouterr().err == "", "nor is it told"
 
 
 def test_colours_can_be_declined(monkeypatch: pytest.MonkeyPatch) -> None:
