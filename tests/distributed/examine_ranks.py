@@ -60,6 +60,23 @@ def wrong_sums() -> None:
     PATCHES.setattr(dist, "all_reduce", changed)
 
 
+def wrong_shares() -> None:
+    """Contribute one to everything that is summed into shares."""
+    reduce: Callable[..., Any] = dist.reduce_scatter_tensor
+
+    def changed(output: Any, tensor: Any, *arguments: Any, **options: Any) -> Any:
+        tensor[int(os.environ["RANK"]) :: int(os.environ["WORLD_SIZE"])] += 1
+        return reduce(output, tensor, *arguments, **options)
+
+    PATCHES.setattr(dist, "reduce_scatter_tensor", changed)
+
+
+def wrong_exchange() -> None:
+    """Send each rank values that are off by one."""
+    exchange: Callable[..., Any] = dist.all_to_all_single
+    PATCHES.setattr(dist, "all_to_all_single", lambda output, tensor: exchange(output, tensor + 1))
+
+
 def fast_clock() -> None:
     """Show this rank alone a clock that is two minutes ahead."""
 

@@ -58,6 +58,8 @@ def test_two_good_ranks_are_fine(examine: Examine, tmp_path: Path) -> None:
         ("other_python", "versions", "bad", "rank 1: python 3.9.1, "),
         ("other_variable", "versions", "warning", "rank 1: NCCL_ALGO is Ring, not set on most ranks"),
         ("wrong_sums", "collectives", "bad", "all-reduce in bf16: what rank 1 contributes arrives changed"),
+        ("wrong_shares", "collectives", "bad", "reduce-scatter in bf16: what rank 1 contributes arrives changed"),
+        ("wrong_exchange", "collectives", "bad", "all-to-all in bf16: what rank 1 contributes arrives changed"),
         ("fast_clock", "clocks", "warning", "the clock of rank 1 is 120.0 s ahead of rank 0's"),
     ],
 )

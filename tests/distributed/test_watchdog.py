@@ -6,6 +6,8 @@ import ctypes
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from dataclasses import replace
@@ -21,6 +23,7 @@ from plumbline.launcher.runtime.system.exit_codes import COMPLETE, HUNG
 from plumbline.launcher.runtime.system.world import World
 from plumbline.launcher.runtime.train import watchdog
 from plumbline.launcher.runtime.train.watchdog import COLLECTIVE, FOR_THE_DEVICE, Watchdog, stacks, suspects
+from tests.conftest import PATIENCE, environment
 
 if TYPE_CHECKING:
     from tests.conftest import Start
@@ -105,6 +108,27 @@ def test_a_device_that_tells_nothing_any_more_does_not_hide_who_is_waited_for(
     told = capsys.readouterr().err
     assert "nothing moved for" in told
     assert "the last collectives of rank 0 are not known: CUDA error" in told
+
+
+BLOCKED = """
+import ctypes, sys, time
+from pathlib import Path
+import torch
+from torch._C import _distributed_c10d
+from plumbline.launcher.runtime.system.world import World
+from plumbline.launcher.runtime.train import watchdog
+_distributed_c10d._dump_nccl_trace = lambda: ctypes.PyDLL(None).sleep(1000)  # and keeps other threads of Python waiting
+watchdog.GRACE, watchdog.PATIENCE = 0.0, 1.0
+watchdog.Watchdog(Path(sys.argv[1]), World(0, 0, 1, torch.device("cuda", 0)), minutes=0.5 / 60)
+time.sleep(1000)
+"""
+
+
+def test_a_device_that_holds_up_all_of_python_does_not_keep_the_process(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", BLOCKED, str(tmp_path)]
+    ended = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert ended.returncode == -signal.SIGALRM, ended.stderr
+    assert "nothing moved for" in ended.stderr
 
 
 @pytest.mark.parametrize(

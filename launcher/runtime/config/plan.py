@@ -133,6 +133,12 @@ def cautions(config: Config, plan: RunPlan) -> Iterator[str]:
             "to do with each other, see each other; leave document_mask out to mask them"
         )
     yield from _guard_cautions(config)
+    hang, timeout = config.train.hang_minutes, config.deepspeed.timeout_minutes
+    if hang is not None and hang >= timeout:
+        yield (
+            f"train.hang_minutes = {hang:g} is not below deepspeed.timeout_minutes = {timeout:g}: NCCL ends ranks that "
+            f"wait so long, and nothing names the rank they wait for; set deepspeed.timeout_minutes={1.5 * hang:g}"
+        )
     traced = config.train.profile
     if traced is not None and (last := traced.start + traced.steps - 1) > plan.total_steps:
         yield (

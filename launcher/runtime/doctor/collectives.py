@@ -1,4 +1,4 @@
-"""Check that collectives compute correct results in every dtype that training uses.
+"""Check that the collectives of training compute correct results in every dtype that training uses.
 
 Each element of an all-reduce gets a number from one rank and zero from all others. So the sum is exact in every dtype
 for any number of ranks, and a wrong element tells whose contribution was lost or changed.
@@ -13,14 +13,20 @@ import torch.distributed as dist
 
 from plumbline.launcher.runtime.doctor.check import EVERYWHERE, Facts, Finding, Place, Report
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "int32": torch.int32}
-"""Gradients and losses, weights and gradients, flags."""
+DTYPES = {
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp64": torch.float64,
+    "int32": torch.int32,
+    "int64": torch.int64,
+}
+"""Gradients and losses; weights and gradients; norms; flags; checksums."""
 ELEMENTS = 2**20
 REPEATS = 3
 
 
 def measure(place: Place) -> Facts:
-    """Reduce and gather known values, and count wrong elements by contributing rank."""
+    """Reduce, scatter, gather and exchange known values, and count wrong elements by contributing rank."""
     wrong: dict[str, dict[str, int]] = {}
     fastest = float("inf")
     for name, dtype in DTYPES.items():
@@ -39,7 +45,32 @@ def measure(place: Place) -> Facts:
         for rank, part in enumerate(gathered):
             if not torch.equal(part, expected + rank % 3):
                 _note(wrong, f"all-gather in {name}", torch.tensor([rank]))
+        _scatter(place, dtype, f"reduce-scatter in {name}", wrong)
+        _exchange(place, dtype, f"all-to-all in {name}", wrong)
     return {"wrong": wrong, "gigabytes_per_second": 4 * ELEMENTS / fastest / 1e9}
+
+
+def _scatter(place: Place, dtype: torch.dtype, what: str, wrong: dict[str, dict[str, int]]) -> None:
+    """Have each rank receive its share of a sum of known values."""
+    rank, ranks = place.world.rank, place.world.size
+    share = ELEMENTS // ranks
+    expected, owner = (each[: share * ranks] for each in known_values(place, dtype))
+    received = expected.new_empty(share)
+    dist.reduce_scatter_tensor(received, torch.where(owner == rank, expected, 0).to(dtype))
+    mine = slice(share * rank, share * (rank + 1))
+    _note(wrong, what, owner[mine][received != expected[mine]])
+
+
+def _exchange(place: Place, dtype: torch.dtype, what: str, wrong: dict[str, dict[str, int]]) -> None:
+    """Have each rank receive a share of known values from every rank."""
+    rank, ranks = place.world.rank, place.world.size
+    share = ELEMENTS // ranks
+    expected = known_values(place, dtype)[0][: share * ranks]
+    received = torch.empty_like(expected)
+    dist.all_to_all_single(received, expected + rank % 3)
+    for sender, part in enumerate(received.split(share)):
+        if not torch.equal(part, expected[share * rank : share * (rank + 1)] + sender % 3):
+            _note(wrong, what, torch.tensor([sender]))
 
 
 def known_values(place: Place, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
@@ -80,7 +111,7 @@ def judge(reports: Sequence[Report]) -> list[Finding]:
     if findings:
         return findings
     speed = min(report.facts["gigabytes_per_second"] for report in reports)
-    text = f"all-reduce and all-gather are right in {', '.join(DTYPES)}; {speed:.2f} GB/s over {len(reports)} rank(s)"
+    text = f"collectives are right in {', '.join(DTYPES)}; all-reduce at {speed:.2f} GB/s over {len(reports)} rank(s)"
     return [Finding("ok", EVERYWHERE, text)]
 
 

@@ -71,7 +71,17 @@ def _set_up_host(world: World) -> None:
         compile_start_up_operator()
     else:
         torch.cuda.set_device(world.device)
+        set_up_nccl()
     allow_many_files()
+
+
+def set_up_nccl() -> None:
+    """Tell torch's own threads around NCCL to leave errors to this process, unless the environment says otherwise."""
+    # A thread that watches collectives would abort the process (exit code 134) when a GPU breaks, before the step that
+    # used the GPU can say so, end with a code of its own and have the node left out
+    os.environ.setdefault("TORCH_NCCL_RETHROW_CUDA_ERRORS", "0")
+    # Another thread looks at rank 0's store every second, and warns each time once rank 0 has ended with an error
+    os.environ.setdefault("TORCH_NCCL_COORD_CHECK_MILSEC", "10000")
 
 
 def _import_deepspeed() -> None:

@@ -9,6 +9,7 @@ another. Whoever wrote nothing, or stands anywhere but in a collective while oth
 import math
 import os
 import shutil
+import signal
 import sys
 import threading
 import time
@@ -114,7 +115,10 @@ class Watchdog:
             if self.tell is not None:
                 self.tell(HUNG, f"nothing moved for {self._minutes:g} minutes (train.hang_minutes): see stacks/")
         if self._world.device.type == "cuda":
+            # The device may block the call, which holds up all of Python: the alarm ends the process without Python
+            signal.setitimer(signal.ITIMER_REAL, PATIENCE)
             self._write_trace()
+            signal.setitimer(signal.ITIMER_REAL, 0)
 
     def _report(self, seconds: float) -> None:
         """Write where this rank stands, then say of all ranks that wrote what holds them up."""

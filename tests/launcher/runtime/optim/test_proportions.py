@@ -100,3 +100,14 @@ def test_a_weight_decay_that_tau_overrides_is_told() -> None:
     assert "optimizer.weight_decay = 0.2 has no effect: horizon.tau = 0.2 sets the decay" in caution
     kept = parse_config(values(task, horizon={"tau": 0.2}), "test")
     assert list(cautions(kept, plan_run(kept))) == []
+
+
+def test_a_watchdog_that_torch_would_be_ahead_of_is_told() -> None:
+    task = {"task": {"name": "retrieval", "pairs": 2}}
+    config = parse_config(values(task, train={"steps": 10, "hang_minutes": 30.0}), "test")
+    (caution,) = cautions(config, plan_run(config))
+    assert "train.hang_minutes = 30 is not below deepspeed.timeout_minutes = 30" in caution
+    assert caution.endswith("set deepspeed.timeout_minutes=45")
+    for minutes in (29.0, None):
+        kept = parse_config(values(task, train={"steps": 10, "hang_minutes": minutes}), "test")
+        assert list(cautions(kept, plan_run(kept))) == []

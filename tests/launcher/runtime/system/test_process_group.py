@@ -23,6 +23,7 @@ from plumbline.launcher.runtime.system.process_group import (
     gloo_group,
     join,
     listen_where_others_reach,
+    set_up_nccl,
 )
 from plumbline.launcher.runtime.system.world import World
 from tests.conftest import PATIENCE, environment
@@ -169,3 +170,12 @@ def test_a_rank_that_compiles_nothing_imports_no_compiler() -> None:
     muon, compilers = json.loads(done.stdout)
     assert muon == "muon_update"
     assert compilers == []
+
+
+def test_a_broken_gpu_is_left_to_python_unless_the_user_wants_it_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("TORCH_NCCL_RETHROW_CUDA_ERRORS", "TORCH_NCCL_COORD_CHECK_MILSEC"):
+        monkeypatch.setenv(name, "to be restored")
+    monkeypatch.delenv("TORCH_NCCL_RETHROW_CUDA_ERRORS")
+    set_up_nccl()
+    assert os.environ["TORCH_NCCL_RETHROW_CUDA_ERRORS"] == "0"
+    assert os.environ["TORCH_NCCL_COORD_CHECK_MILSEC"] == "to be restored"
