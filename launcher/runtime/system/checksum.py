@@ -1,6 +1,7 @@
 """Compute checksums of tensors on their device, so that equal checksums mean equal bits.
 
-Fletcher's checksum (IEEE Trans. Commun. 30(1), 1982) over the words w_i of a tensor, of 2 bytes or of 4, as integers:
+This is Fletcher's checksum (IEEE Trans. Commun. 30(1), 1982) over the words w_i of a tensor, each of them an integer of
+2 or 4 bytes:
 
     a = sum_i w_i        b = sum_i i w_i        modulo 2^64
 

@@ -127,7 +127,7 @@ def print_json(value: Any) -> None:
 
 
 def escaped(text: str) -> str:
-    """Escape everything in a text that a terminal would obey or hide, as Python does, including line breaks."""
+    """Escape all characters that are not printable, including line breaks, so that a terminal shows and obeys none."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 

@@ -47,7 +47,7 @@ class LateSum:
     Args:
         summed: [n]: values to sum over ranks, in place.
         shared: [m]: values that are already the same on all ranks, copied to the host too.
-        clock: tells when a GPU had finished.
+        clock: returns when a GPU finished.
     """
 
     def __init__(self, summed: torch.Tensor, shared: torch.Tensor, clock: DeviceClock | None = None) -> None:

@@ -17,7 +17,7 @@ def enforce(wanted: bool, device: torch.device) -> None:
     """Set whether torch repeats its results; for GPUs, this must come before their first use.
 
     Raises:
-        ValueError: on a GPU it is too late, or the environment requests the opposite.
+        ValueError: a GPU is already in use, so it is too late; or the environment requests the opposite.
     """
     if torch.are_deterministic_algorithms_enabled() != wanted:  # the call imports Inductor
         torch.use_deterministic_algorithms(wanted)

@@ -1,6 +1,6 @@
-"""Write files that are there whole or not at all, and read files that may still be written.
+"""Write files atomically, so that a file is complete or absent, and read files that may still be written.
 
-Folders are published by `data.workspace`.
+`data.workspace` does the same for folders.
 """
 
 import fcntl
@@ -28,8 +28,8 @@ def read_object(path: Path) -> dict[str, Any]:
     """Return the keys and values of a JSON file.
 
     Raises:
-        DamagedFileError: it holds something else; names the file.
-        OSError: there is none.
+        DamagedFileError: the file holds something else; names the file.
+        OSError: the file does not exist, or cannot be read.
     """
     with reading(path):
         found = json.loads(path.read_text(encoding="utf-8"))
@@ -39,10 +39,10 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def read_key(values: Mapping[str, Any], key: str, kind: type[T], path: Path | str) -> T:
-    """Return the value of a key in a file that was read.
+    """Return the value of a key among the values that were read from a file.
 
     Raises:
-        DamagedFileError: it is missing, or of another type; names the file, the key and the value.
+        DamagedFileError: the key is missing, or its value has another type; names the file, the key and the value.
     """
     value = values.get(key)
     if not isinstance(value, kind) or isinstance(value, bool):
@@ -51,7 +51,7 @@ def read_key(values: Mapping[str, Any], key: str, kind: type[T], path: Path | st
 
 
 def is_own_folder(path: Path) -> bool:
-    """Return whether a path is a folder of this user, and no link to one."""
+    """Return whether a path is a folder that this user owns, rather than a link to one."""
     try:
         found = path.lstat()
     except OSError:
@@ -60,13 +60,13 @@ def is_own_folder(path: Path) -> bool:
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Write a file that is there whole or not at all, whoever is killed meanwhile. Text is written as UTF-8."""
+    """Write a file atomically: even if this process is killed, no partial file remains. Text is written as UTF-8."""
     with _in_place_of(path) as staging:
         staging.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
 def write_start_anew(path: Path, size: int, ending: bytes) -> None:
-    """Put a new file in the place of one, with its first `size` bytes and an ending: whole or not at all, too."""
+    """Replace a file atomically by its first `size` bytes followed by `ending`."""
     with _in_place_of(path) as staging, path.open("rb") as old, staging.open("wb") as new:
         while block := old.read(min(BLOCK, size)):
             size -= new.write(block)
@@ -75,15 +75,15 @@ def write_start_anew(path: Path, size: int, ending: bytes) -> None:
 
 @contextmanager
 def _in_place_of(path: Path) -> Iterator[Path]:
-    """Let a file be written under a hidden name, and give it its own once it is on the disk."""
-    staging = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.staging")  # several may write the file at once
+    """Yield a temporary path; on success, sync the file there and rename it to `path`."""
+    staging = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.staging")  # several processes may write it at once
     try:
         with naming(path):
             yield staging
             sync(staging)
             move(staging, path)
     except OSError as error:
-        if error.filename == str(staging):  # a name that nobody has heard of
+        if error.filename == str(staging):  # name the file that the caller knows
             error.filename = str(path)
         staging.unlink(missing_ok=True)
         raise
@@ -91,7 +91,7 @@ def _in_place_of(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Name the file in an error of the system that names none, as that of a write to a full disk."""
+    """Add the path to an OSError without one, such as that of a write to a full disk."""
     try:
         yield
     except OSError as error:
@@ -102,9 +102,9 @@ def naming(path: Path) -> Iterator[None]:
 
 @contextmanager
 def one_at_a_time(lock: Path) -> Iterator[None]:
-    """Let in one process at a time of those that name the same file, over NFS, too; the file stays.
+    """Hold an exclusive lock on this file, over NFS too. The file is not deleted.
 
-    Where the file system has no locks, this warns and goes on.
+    If the file system has no locks, warn and continue without one.
     """
     with lock.open("w") as file:
         try:
@@ -115,25 +115,26 @@ def one_at_a_time(lock: Path) -> Iterator[None]:
 
 
 def remove_leftovers(path: Path) -> None:
-    """Delete what writers of a file that were killed left beside it; nobody may be writing it."""
+    """Delete temporary files left by killed writers. No process may be writing `path`."""
     for leftover in path.parent.glob(f".{path.name}.*.staging"):
         leftover.unlink(missing_ok=True)
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write one JSON document, indented for people, whole or not at all."""
+    """Write one JSON document atomically, indented for people."""
     write_whole(path, json.dumps(value, indent=2) + "\n")
 
 
 def write_json_lines(path: Path, objects: Iterable[Mapping[str, Any]]) -> None:
-    """Write JSON Lines, an object in each line, whole or not at all."""
+    """Write JSON Lines atomically, one object in each line."""
     write_whole(path, "".join(json.dumps(item) + "\n" for item in objects))
 
 
 def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the number, counted from 1, and the object of each line that is not blank.
 
-    A last line without an end that is no JSON is left out: its writer is not done with it, or was killed over it.
+    If the last line has no line end and is not valid JSON, it is skipped: it is still being written, or its writer
+    was killed.
 
     Raises:
         DamagedFileError: any other line is not a JSON object; names the file and the line.
@@ -146,10 +147,10 @@ def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def parse_line(line: bytes, place: str, has_end: bool) -> dict[str, Any] | None:
-    """Return the object of a line; None where it is no JSON and has no end: the last one, which is being written.
+    """Return the object of a line, or None for an unfinished last line: it has no line end and is not valid JSON.
 
     Raises:
-        DamagedFileError: it is anything else; names the place.
+        DamagedFileError: any other line is not a JSON object; names the place.
     """
     try:
         item = json.loads(line)
@@ -163,7 +164,7 @@ def parse_line(line: bytes, place: str, has_end: bool) -> dict[str, Any] | None:
 
 
 def finite(value: Any) -> Any:
-    """Return plain values with null for every number that is not finite, which JSON does not have."""
+    """Return plain values in which None replaces every number that is not finite, since JSON has no such numbers."""
     if isinstance(value, dict):
         return {key: finite(entry) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):
@@ -172,7 +173,7 @@ def finite(value: Any) -> Any:
 
 
 def from_keys(kind: type[T], item: Mapping[str, Any]) -> T:
-    """Return a dataclass whose fields are found by name among the keys of an object; other keys are passed over.
+    """Return a dataclass whose fields are the keys of an object with the same names; other keys are ignored.
 
     Raises:
         KeyError: the object lacks the key of a field.

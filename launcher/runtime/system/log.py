@@ -7,8 +7,8 @@
 
 On a terminal, lines pass above a progress bar, and the words warning and error have a colour (not with NO_COLOR).
 
-Progress and warnings are about the whole run: every rank may log them, and only rank 0 prints them. What only one rank
-knows has to be gathered before rank 0 can warn of it. Each rank prints its own errors.
+Progress and warnings are about the whole run: every rank may log them, and only rank 0 prints them. A fact that only
+one rank knows has to be gathered before rank 0 can warn of it. Each rank prints its own errors.
 
 `data/` and `model/` do not import the launcher. They use `logging.getLogger(__name__)`, which is a child of LOG, since
 all our modules are imported as `plumbline.*`.

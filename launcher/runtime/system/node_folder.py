@@ -1,4 +1,4 @@
-"""Let libraries keep what they compile and trace in a folder of a node's own disk; nothing here imports torch."""
+"""Put the compile caches and traces of libraries into a folder on the node's own disk; nothing here imports torch."""
 
 import os
 import socket
@@ -14,11 +14,11 @@ WRITABLE_BY_OTHERS = 0o022
 
 
 def use_node_folder() -> None:
-    """Make the node's folder the place of caches and traces, unless the user has named others; call before torch.
+    """Make the node's folder the place of caches and traces, unless the user has chosen others; call before torch.
 
-    Inductor unpickles what its cache holds, and Triton loads libraries from its own: who can write there can run code
-    in this process. In /tmp anybody may have made a folder of that name first, so a folder that is not this user's
-    alone is left to whoever it belongs to, and a new one takes its place.
+    Inductor unpickles its cache, and Triton loads libraries from its own: anyone who can write there can run code in
+    this process. In /tmp another user may have created a folder of that name first, so a folder that other users own
+    or can write to is not used, and a new one is created instead.
     """
     if not os.environ.get(NAME):
         return
@@ -27,7 +27,7 @@ def use_node_folder() -> None:
         _claim(folder)
     except OSError as error:
         folder = Path(tempfile.mkdtemp(prefix="plumbline-"))
-        if os.environ.get("SLURM_LOCALID", "0") == "0":  # the others on this node have the same to say
+        if os.environ.get("SLURM_LOCALID", "0") == "0":  # the other ranks on this node would log the same
             LOG.warning(
                 f"{NAME} {named} on {socket.gethostname()} is not used: {error}. Each process there compiles "
                 f"anew, in a folder such as {folder}; remove it, or name another in slurm/cluster.env"
@@ -35,21 +35,21 @@ def use_node_folder() -> None:
         os.environ[NAME] = str(folder)  # for processes that this one starts
     places = {"TRITON_CACHE_DIR": folder / "triton", "TORCHINDUCTOR_CACHE_DIR": folder / "inductor"}
     if job := os.environ.get("SLURM_JOB_ID"):
-        # What the names of files begin with; the rank follows. Torch's default is one name in the home folder for all
-        # jobs, and a network may stand in the way of a write there.
+        # A prefix of file names, which the rank follows. By default torch uses the same names in the home folder for
+        # all jobs, and the home folder may be on a network disk that does not respond.
         places["TORCH_FR_DUMP_TEMP_FILE"] = folder / f"nccl-trace-{job}-rank_"
     for name, place in places.items():
         chosen = os.environ.get(name)
-        # A shell in which another of our programs was started hands on what that one chose
+        # A value under the node's folder was set by another of our programs, which started this one, not by the user
         if not chosen or Path(chosen).is_relative_to(named):
             os.environ[name] = str(place)
 
 
 def _claim(folder: Path) -> None:
-    """Make the folder this user's alone.
+    """Create the folder for this user alone.
 
     Raises:
-        OSError: it cannot be made, or others own it or may have written there.
+        OSError: the folder cannot be created, or others own it or may have written to it.
     """
     try:
         folder.mkdir(mode=0o700)

@@ -1,4 +1,4 @@
-"""Raise the number of files that a process may have open; this module imports no torch, for all commands call it."""
+"""Raise the limit on open files of this process; this module does not import torch, because all commands call it."""
 
 import resource
 
@@ -6,7 +6,7 @@ MANY_FILES = 65536
 
 
 def allow_many_files() -> None:
-    """Let this process have as many open files as it may: a shard is two, and a connection to a rank is one."""
+    """Raise the limit on open files to the maximum: each shard needs two files, each connection to a rank needs one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MANY_FILES if hard == resource.RLIM_INFINITY else min(MANY_FILES, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:

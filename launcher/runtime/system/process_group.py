@@ -26,7 +26,7 @@ from plumbline.launcher.runtime.system.world import World
 
 LOOPBACK = "127."
 ELSEWHERE = "192.0.2.1"
-"""An address that is never assigned (RFC 5737), and so outside this host and its network."""
+"""An address that is never assigned (RFC 5737), so it is outside this host and its network."""
 OTHER_PORT = "give the launcher another --master_port, or under Slurm export another MASTER_PORT"
 SHARED_MEMORY = "/dev/shm"
 SAID_OTHERWISE = ("Skipping step", "untested optimizer")

@@ -174,7 +174,7 @@ def submit(script: Path) -> list[str]:
     """Run a script of `write_script` and return the job ids.
 
     Raises:
-        ValueError: Slurm did not accept it, or not all of a chain, with sbatch's message; or its answer names no job.
+        ValueError: Slurm did not accept the job, or not all of a chain, with sbatch's message; or sbatch named no job.
     """
     done = subprocess.run(["bash", script], capture_output=True, text=True, check=False)
     # Lines of "ID" or "ID;CLUSTER", perhaps after output of the site's modules

@@ -1,4 +1,4 @@
-"""Read JSON Lines from the end: what lies behind a place in a long file is found without reading what lies before."""
+"""Read the end of a long JSON Lines file without reading its beginning."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -13,7 +13,7 @@ BLOCK = 2**18
 
 
 class Line(NamedTuple):
-    """Hold a line: the byte at which it begins, its text without an end, and its object."""
+    """Hold a line: the offset of its first byte, its text without the line end, and its object."""
 
     start: int
     text: bytes
@@ -21,15 +21,15 @@ class Line(NamedTuple):
 
 
 def texts_from_end(path: Path, size: int | None = None) -> Iterator[tuple[int, bytes]]:
-    """Yield where each line that is not blank begins, and its text, the last line first.
+    """Yield the offset in bytes and the text of each line that is not blank, the last line first.
 
     Args:
         path: the file.
-        size: how many of its bytes to look at; None: all.
+        size: number of bytes to consider, from the beginning of the file; None means all.
     """
     with path.open("rb") as file:
         start = file.seek(0, os.SEEK_END) if size is None else size
-        rest = b""  # begins where the block before it ended, maybe amid a line
+        rest = b""  # unfinished first line of the blocks read so far: its beginning is in an earlier block
         while start > 0:
             size = min(BLOCK, start)
             start -= size
@@ -46,21 +46,21 @@ def texts_from_end(path: Path, size: int | None = None) -> Iterator[tuple[int, b
 
 
 def lines_from_end(path: Path, size: int | None = None) -> Iterator[Line]:
-    """Yield the lines that are not blank, the last one first; an unfinished one is left out, as `read_json_lines` does.
+    """Yield the lines that are not blank, the last first, without an unfinished last line, as `read_json_lines` does.
 
     Args:
         path: the file.
-        size: how many of its bytes to look at; None: all.
+        size: number of bytes to consider, from the beginning of the file; None means all.
 
     Raises:
-        DamagedFileError: a line that is come to is no JSON object; names the file and the line.
+        DamagedFileError: a line that was read is not a JSON object; names the file and the line.
     """
     size = path.stat().st_size if size is None else size
     for start, text in texts_from_end(path, size):
         try:
             item = parse_line(text, str(path), has_end=start + len(text) < size)
         except DamagedFileError:
-            for _ in read_json_lines(path):  # whoever is to mend it wants the number of the line
+            for _ in read_json_lines(path):  # raises an error with the line number, for whoever repairs the file
                 pass
             raise
         if item is not None:
@@ -70,19 +70,20 @@ def lines_from_end(path: Path, size: int | None = None) -> Iterator[Line]:
 def lines_since(
     path: Path, step: int, step_of: Callable[[Line], int | None], size: int | None = None
 ) -> tuple[int, list[Line]]:
-    """Return the last line of a step before `step` and all lines behind it, in order, and how many bytes lie before it.
+    """Return the number of bytes before the last line of a step before `step`, and that line with all lines after it.
 
-    Training writes its steps in order, so all before that line is of earlier steps, too. Where steps do not ascend in
-    what is read, somebody else has written to the file, and all of its lines are returned.
+    The lines are in the order of the file. Training writes steps in ascending order, so all lines before that one are
+    of earlier steps too. If the steps that are read do not ascend, another process has written to the file, and all
+    of its lines are returned.
 
     Args:
         path: the file.
-        step: from which on no line must be missing.
-        step_of: says of which step a line is; None: of none.
-        size: how many bytes of the file to look at; None: all.
+        step: the lines of this and all later steps are returned.
+        step_of: returns the step of a line, or None if it has no step.
+        size: number of bytes to consider, from the beginning of the file; None means all.
 
     Raises:
-        DamagedFileError: a line that is come to is no JSON object; names the file and the line.
+        DamagedFileError: a line that was read is not a JSON object; names the file and the line.
     """
     found: list[Line] = []
     later, ascends = None, True
