@@ -1,13 +1,14 @@
-"""Keep chain.jsonl, by which anyone can check a run: each line is bound to all lines before it.
+"""Write and read chain.jsonl, a hash chain: every line contains the hash of the line before it.
 
     {"step": 7, "samples": HEX, "loss": 3.25, "grad_norm": 0.5, "hash": HEX}     for every step, logged or not
     {"checkpoint": 5, "manifest": HEX, "hash": HEX}                              once training saves again, or ends
 
-`hash` is the SHA-256 of the hash of the line before, 64 zeros before the first, and of the line without it: no line can
-be altered, left out or moved unless all behind it are written anew, and whoever has noted the last hash sees that as
-well. `samples` is the sum modulo 2^256 of the SHA-256 of each sample of the global batch: its number, and all that the
-model is fed of it. It does not depend on how the samples lie over ranks and micro-batches. `manifest` is the SHA-256 of
-the checkpoint's manifest.json, which has the checksum of each of its files.
+Anyone can check a run by this file. `hash` is the SHA-256 of the previous line's hash (64 zeros for the first line)
+followed by the line without its own hash. So no line can be changed, removed or moved without rewriting all later
+lines, and even then the last hash differs from the one that somebody may have recorded. `samples` is the sum modulo
+2^256 of the SHA-256 of each sample of the global batch: its number, and everything in it that the model receives. It
+does not depend on how the samples are distributed over ranks and micro-batches. `manifest` is the SHA-256 of the
+checkpoint's manifest.json, which has the checksum of each of its files.
 """
 
 import hashlib
@@ -25,11 +26,11 @@ from plumbline.launcher.runtime.system.tail import Line, lines_from_end, lines_s
 
 CHAIN = "chain.jsonl"
 BEGIN = "0" * 64
-"""What stands for the hash of the line before the first."""
+"""The previous hash of the first line."""
 FED = ("sample_index", "input_ids", "labels", "document_ids", "positions")
-"""Tensors of a batch that are hashed, a row of each for a sample."""
+"""Tensors of a batch that are hashed; a sample is one row of each."""
 LIMBS, BITS = 8, 32
-"""A digest goes over ranks as so many numbers of so many bits, of which int64 can add up 2^31."""
+"""A digest is summed over ranks as 8 numbers of 32 bits each; an int64 can hold the sum of 2^31 of these."""
 MODULUS: int = 1 << (LIMBS * BITS)
 
 
@@ -37,7 +38,7 @@ MODULUS: int = 1 << (LIMBS * BITS)
 
 
 def digest_of(batches: Iterable[Mapping[str, Any]]) -> int:
-    """Return the sum of the digests of the samples of some micro-batches, whose tensors are on the host."""
+    """Return the sum of the digests of all samples of some micro-batches, whose tensors are on the host."""
     total = 0
     for batch in batches:
         for sample in zip(*(batch[name].numpy() for name in FED), strict=True):
@@ -49,22 +50,22 @@ def digest_of(batches: Iterable[Mapping[str, Any]]) -> int:
 
 
 def to_limbs(digest: int) -> list[int]:
-    """Return a digest as numbers that ranks can add up, the lowest bits first."""
+    """Return a digest as LIMBS numbers of BITS bits that ranks can add up, the lowest bits first."""
     return [digest >> (place * BITS) & (2**BITS - 1) for place in range(LIMBS)]
 
 
 def from_limbs(sums: Sequence[float]) -> int:
-    """Return the digest that is the sum of those whose limbs were added up."""
+    """Return the sum of some digests, given the sums of their limbs."""
     return sum(int(limb) << (place * BITS) for place, limb in enumerate(sums)) % MODULUS
 
 
 def in_hex(digest: int) -> str:
-    """Return a digest as a line of the chain has it."""
+    """Return a digest in hexadecimal, as the chain stores it."""
     return f"{digest:0{LIMBS * BITS // 4}x}"
 
 
 def manifest_hash(path: Path) -> str:
-    """Return what a line of the chain says of a manifest."""
+    """Return the hash of a manifest that the chain stores."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
@@ -73,7 +74,7 @@ def manifest_hash(path: Path) -> str:
 
 @dataclass(frozen=True)
 class Step:
-    """Hold what a step trained on and reported."""
+    """Hold the digest of a step's samples and the numbers that it reported."""
 
     step: int
     samples: str
@@ -83,7 +84,7 @@ class Step:
 
 @dataclass
 class Read:
-    """Hold a chain that was read."""
+    """Hold the contents of a chain and the problems found in it."""
 
     steps: dict[int, Step] = field(default_factory=dict)
     checkpoints: dict[int, str] = field(default_factory=dict)
@@ -91,7 +92,7 @@ class Read:
     head: str = BEGIN
     """Hash of the last line."""
     problems: list[tuple[int, str]] = field(default_factory=list)
-    """Step and text of what is wrong with its lines and links; what stands behind is read all the same."""
+    """Step and description of each problem with a line or its hash; later lines are read all the same."""
     last: int = 0
     """Step of the last line that has one."""
 
@@ -99,8 +100,8 @@ class Read:
         """Read the next line and check its link.
 
         Args:
-            number: of the line, from 1.
-            entry: what it holds, of which the hash is taken out.
+            number: number of the line, from 1.
+            entry: its object, from which the hash is removed.
         """
         told = entry.pop("hash", None)
         if told != linked(self.head, entry)["hash"]:
@@ -123,17 +124,17 @@ class Read:
 
 
 def linked(before: str, entry: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an entry with its hash, behind a line of which `before` is the hash."""
+    """Return an entry with its hash added, given the hash `before` of the previous line."""
     text = json.dumps(entry)
     return {**entry, "hash": hashlib.sha256(f"{before}{text}".encode()).hexdigest()}
 
 
 def read_chain(path: Path) -> Read:
-    """Read a chain and check its links.
+    """Read a chain and check its hashes.
 
     Raises:
-        DamagedFileError: a line is no JSON object.
-        OSError: it cannot be read.
+        DamagedFileError: a line is not a JSON object.
+        OSError: the file cannot be read.
     """
     found = Read()
     for number, entry in read_json_lines(path):
@@ -142,7 +143,7 @@ def read_chain(path: Path) -> Read:
 
 
 def noted_checkpoint(run: Path) -> int | None:
-    """Return the step of the last checkpoint that a run's chain tells of; None: of none that can be read."""
+    """Return the step of the last checkpoint in a run's chain, or None if it has none that can be read."""
     with suppress(OSError):
         for _, text in texts_from_end(run / CHAIN):
             if (noted := _checkpoint_in(text)) is not None:
@@ -151,20 +152,20 @@ def noted_checkpoint(run: Path) -> int | None:
 
 
 def _checkpoint_in(text: bytes) -> int | None:
-    """Return the step of the checkpoint that a line tells of; None: it is of a step, or cannot be read."""
+    """Return the step of the checkpoint in a line, or None if the line is of a step or cannot be read."""
     with suppress(ValueError, RecursionError):
-        entry = json.loads(text) if b'"checkpoint"' in text else {}  # most are of a step, and there may be millions
+        entry = json.loads(text) if b'"checkpoint"' in text else {}  # most lines are steps, and there may be millions
         at = entry.get("checkpoint") if isinstance(entry, dict) else None
         return at if type(at) is int else None
     return None
 
 
 class ChainFile:
-    """Write the chain of a run that goes on from `step`; what an earlier process wrote of later steps is dropped.
+    """Append to the chain of a run resumed at `step`; lines of later steps are removed first.
 
     Args:
-        folder: of the run.
-        step: that training (re)starts from.
+        folder: the run folder.
+        step: step from which training (re)starts.
     """
 
     def __init__(self, folder: Path, step: int) -> None:
@@ -175,14 +176,14 @@ class ChainFile:
         self._lines = Lines(self.path)
 
     def _keep(self, step: int) -> None:
-        """Keep what belongs to a run that stands at `step`, and find where the chain goes on.
+        """Remove the lines that training will write again when it resumes at `step`, and find where to continue.
 
-        The line of a checkpoint stands behind that of the step at which training saved the next one, so those of
-        earlier checkpoints stay and that of the checkpoint of `step` itself comes again.
+        The line of a checkpoint follows that of the step at which training saved the next checkpoint. So the lines of
+        earlier checkpoints are kept, and the line of the checkpoint at `step` itself will be written again.
         """
         before, lines = lines_since(self.path, step, _step_in)
         kept = [line.text + b"\n" for line in _belonging(lines, step)]
-        # A new file, for an earlier attempt that is not dead may still write to this one
+        # A new file, because an earlier attempt that is still alive may write to this one
         write_start_anew(self.path, before, b"".join(kept))
         last = 0
         for line in lines_from_end(self.path):
@@ -200,7 +201,7 @@ class ChainFile:
         self._add(vars(step))
 
     def add_checkpoint(self, step: int, manifest: Path) -> None:
-        """Write the line of a checkpoint, unless it is there already."""
+        """Write the line of a checkpoint, unless the chain has it already."""
         if step > self._noted:
             self._add({"checkpoint": step, "manifest": manifest_hash(manifest)})
             self._noted = step
@@ -211,15 +212,15 @@ class ChainFile:
         self._lines.add(json.dumps(line))
 
     def close(self) -> None:
-        """Write what waits for room on the disk, and close the file."""
+        """Write the lines that waited for free disk space, and close the file."""
         self._lines.close()
 
 
 def _belonging(lines: Iterable[Line], step: int) -> Iterator[Line]:
-    """Yield the lines that belong to a run that stands at `step`.
+    """Yield the lines to keep when a run resumes at `step`.
 
-    That of an earlier checkpoint may stand behind a later step, if training goes on from a checkpoint on the nodes. It
-    is bound to that step, and comes again.
+    If training resumes from a checkpoint on the nodes, the line of an earlier checkpoint may follow that of a step
+    after `step`. Its hash depends on that step, so it is dropped, and will be written again.
     """
     at = 0
     for line in lines:
@@ -229,7 +230,7 @@ def _belonging(lines: Iterable[Line], step: int) -> Iterator[Line]:
 
 
 def _is_before(entry: Mapping[str, Any], step: int) -> bool:
-    """Return whether a line belongs to a run that stands at `step`."""
+    """Return whether a line is one to keep when a run resumes at `step`."""
     at = _position(entry)
     return "hash" in entry and at is not None and at < step + ("step" in entry)
 
@@ -240,6 +241,6 @@ def _step_in(line: Line) -> int | None:
 
 
 def _position(entry: Mapping[str, Any]) -> int | None:
-    """Return the step of a line, or that of its checkpoint; None: it has neither."""
+    """Return the step of a line or of its checkpoint, or None if it has neither."""
     at = entry.get("step", entry.get("checkpoint"))
     return at if type(at) is int else None

@@ -5,7 +5,7 @@ environment.json   versions, code, hardware         tensorboard/    the same num
 tokenizer/         of the training corpora          checkpoints/    see launcher/runtime/checkpoint/store.py
 samples.txt        continuations by the final model result.json     final scores; there when the run is complete
 logs/              each rank's log, with times      trackers/       which numbers wandb and others have received
-chain.jsonl        hashes that bind it all together starts.jsonl    of each start: command, versions, what changed
+chain.jsonl        hash chain of steps, checkpoints  starts.jsonl    of each start: command, versions, what changed
 """
 
 from typing import Any

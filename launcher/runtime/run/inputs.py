@@ -51,8 +51,9 @@ def open_inputs(config: Config, world: World, check_sizes: bool = True) -> Input
         check_sizes: whether to compare the sizes of all files now; if not, call `Inputs.check_sizes` on one rank.
 
     Raises:
-        ValueError: missing, damaged or too small corpus, vocabulary that does not fit, batch that does not divide, too
-            many repetitions of a corpus, ranks on which a run cannot have the bits that it is to have on any.
+        ValueError: a corpus is missing, damaged, too small or repeated too often; its vocabulary does not fit the
+            model; the batch cannot be divided over the ranks; or the run must have the same bits on any number of
+            ranks, which is impossible on this number.
     """
     data = config.data
     check_ranks(config, world.size)
@@ -91,17 +92,17 @@ def open_inputs(config: Config, world: World, check_sizes: bool = True) -> Input
 
 
 View = tuple[Config, dict[str, str]]
-"""What one rank sees: the resolved configuration, and the fingerprints of the corpora by name."""
+"""What one rank read: the resolved configuration, and name -> fingerprint of the corpora."""
 
 
 def check_agreement(config: Config, inputs: Inputs, world: World) -> None:
-    """Refuse to train where ranks see different files; all ranks must call.
+    """Refuse to train if ranks see different files; all ranks must call.
 
-    Every rank resolves the configuration and opens the corpora for itself, so that a mistake is told within seconds,
-    before the ranks meet. Hosts may hold different copies of a corpus, or a branch's parent may have saved meanwhile.
+    Every rank resolves the configuration and opens the corpora by itself, so that a mistake is reported within seconds,
+    before the ranks connect. Hosts may have different copies of a corpus, or a branch's parent may have saved since.
 
     Raises:
-        ConfigError: names the first rank that differs from rank 0, and in what.
+        ConfigError: names the first rank that differs from rank 0, and each difference.
     """
     difference = disagreement(gather_objects((config, inputs.fingerprints), world))
     if difference is not None:
@@ -109,7 +110,7 @@ def check_agreement(config: Config, inputs: Inputs, world: World) -> None:
 
 
 def disagreement(views: Sequence[View]) -> str | None:
-    """Return in what the first rank that differs from rank 0 does so; None where all see the same."""
+    """Return a description of how the first rank that differs from rank 0 does so, or None if all agree."""
     config, fingerprints = views[0]
     for rank, (other, others) in enumerate(views):
         lines = differences(config, other)

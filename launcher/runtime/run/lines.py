@@ -8,7 +8,7 @@ from plumbline.launcher.runtime.system.log import LOG
 
 
 class Lines:
-    """Append lines. Lines that cannot be written wait in memory for the next one: a log is not worth ending a run.
+    """Append lines. Lines that cannot be written wait in memory for the next one: a failing log must not end a run.
 
     A partly written line is removed, or the next one would continue it and both would be unreadable.
     """

@@ -1,4 +1,4 @@
-"""Write numbers for people and programs: metrics.jsonl, trackers, console lines, and what the machine is."""
+"""Write the numbers of a run: metrics.jsonl, trackers and console lines; and describe the machine."""
 
 import json
 import os
@@ -28,14 +28,14 @@ from plumbline.launcher.runtime.system.world import World
 from plumbline.launcher.runtime.trackers.feed import Feed, History, finish
 
 REPORTED = ("loss", "grad_norm")
-"""Numbers of a step that metrics.jsonl and the chain both have."""
+"""Numbers of a step that are in both metrics.jsonl and the chain."""
 
 
 class MetricsLog:
-    """Write metrics.jsonl and console lines, and hand the numbers to trackers, on the main rank.
+    """Write metrics.jsonl and console lines, and pass the numbers to trackers, on the main rank.
 
-    Opened at the step that training (re)starts from: what an earlier process wrote after its last checkpoint is
-    dropped, so the file always reads as if the run had never been interrupted.
+    When it is opened, lines that an earlier process wrote after its last checkpoint are removed, so the file always
+    reads as if the run had never been interrupted.
     """
 
     def __init__(
@@ -51,14 +51,14 @@ class MetricsLog:
         """Open the files.
 
         Args:
-            folder: of the run.
-            step: that training (re)starts from.
-            total_steps: of the run.
-            feeds: opens the trackers, given what the file holds.
-            work_before: work of the first so many steps, in any unit: where steps differ in size, time left does not
-                go by their number.
+            folder: the run folder.
+            step: step from which training (re)starts.
+            total_steps: number of steps of the run.
+            feeds: opens the trackers, given the contents of the file.
+            work_before: returns the work of the first n steps, in any unit, to estimate the time left when steps
+                differ in size.
             interval: steps between lines.
-            evaluates: whether the evaluation at `step` is made now; else the one that is there stays.
+            evaluates: whether the evaluation at `step` will be made now; if not, an existing one is kept.
         """
         self.path = folder / "metrics.jsonl"
         history = _truncate(self.path, step, evaluates)
@@ -68,29 +68,31 @@ class MetricsLog:
         self._progress = StepProgress(step, total_steps, work_before)
 
     def write(self, record: dict[str, Any]) -> None:
-        """Write one object as one line; trackers get its numbers, under their keys."""
+        """Write one object as one line, and pass its numbers to trackers under the same keys."""
         self._lines.add(json.dumps(record))
         for feed in self._feeds:
             feed.put(record)
 
     def progress(self, record: dict[str, Any]) -> None:
-        """Show a training step to who watches."""
+        """Show a training step on the console."""
         self._progress.update(record)
 
     def close(self) -> None:
-        """Flush everything to disk, and wait a while for trackers."""
+        """Write everything to disk, and wait up to a limit for trackers."""
         self._progress.close()
         self._lines.close()
         finish(self._feeds)
 
 
 def _truncate(path: Path, step: int, evaluates: bool) -> History:
-    """Keep what belongs to a run that stands at `step`: its steps up to there, and evaluations before there.
+    """Drop the lines that training will write again when it resumes at `step`.
 
-    Returns what is kept and what is not.
+    Steps up to `step` and evaluations before it are kept. The evaluation at `step` follows the checkpoint of `step`,
+    and is dropped if it will be made again; that of the last step will not, if the run was extended since. A step
+    writes its losses and, in a separate line, its diagnostics.
 
-    The evaluation at `step` itself comes after the checkpoint of `step`, and is dropped if it is made again: that of a
-    last step is not, once the run is longer. A step writes its losses and, in a line of their own, its diagnostics.
+    Returns:
+        The lines that were kept and those that were dropped.
     """
     path.touch()
     before, lines = lines_since(path, step, partial(_step_of, path))
@@ -104,20 +106,23 @@ def _truncate(path: Path, step: int, evaluates: bool) -> History:
             kept.append(text + b"\n")
         else:
             dropped.append(record)
-    # A new file, for an earlier attempt that is not dead may still write to this one
+    # A new file, because an earlier attempt that is still alive may write to this one
     write_start_anew(path, before, b"".join(kept))
     returns = [made.back_to for made in read_interventions(path.parent)]
     return History(partial(_kept_since, path, path.stat().st_size), dropped, step, returns)
 
 
 def _kept_since(path: Path, size: int, step: int) -> list[dict[str, Any]]:
-    """Return the lines of a step and of later ones in the first `size` bytes, behind which this process writes."""
+    """Return the lines of `step` and later steps in the first `size` bytes, after which this process appends."""
     _, lines = lines_since(path, step, partial(_step_of, path), size)
     return [line.item for line in lines if line.item["step"] >= step]
 
 
 def _tell_of_lost_lines(path: Path, step: int, interval: int) -> None:
-    """Warn where steps before `step` have no line, by an interval that an earlier start may have set otherwise."""
+    """Warn if the last lines before `step` are missing.
+
+    The interval between lines is inferred from the last two, because an earlier start may have used another one.
+    """
     records = (line.item for line in lines_from_end(path))
     newest = next(records, {"step": step})
     last = newest["step"]
@@ -130,10 +135,10 @@ def _tell_of_lost_lines(path: Path, step: int, interval: int) -> None:
 
 
 def read_metrics(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the step of each line of metrics.jsonl, and all that it holds.
+    """Yield the step and the object of each line of metrics.jsonl.
 
     Raises:
-        DamagedFileError: a line has no step, or a loss or a norm that is no number; names the line and the value.
+        DamagedFileError: a line has no step, or its loss or norm is not a number; names the line and the value.
         OSError: the file cannot be read.
     """
     for number, record in read_json_lines(path):
@@ -141,16 +146,16 @@ def read_metrics(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def metrics_from_end(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield what `read_metrics` does, the last line first, reading no more of the file than is asked for."""
+    """Yield the same as `read_metrics`, the last line first, and read only as much of the file as is consumed."""
     return ((_step_of(path, line), line.item) for line in lines_from_end(path))
 
 
 def _step_of(path: Path, line: Line) -> int:
-    """Return the step of a line of metrics.jsonl that was read from the end; raise as `read_metrics` does."""
+    """Return the step of a line of metrics.jsonl that was read from the end; raises the errors of `read_metrics`."""
     try:
         return _checked_step(line.item, str(path))
     except DamagedFileError:
-        for _ in read_metrics(path):  # whoever is to mend it wants the number of the line
+        for _ in read_metrics(path):  # raises an error with the line number, for whoever repairs the file
             pass
         raise
 
@@ -162,7 +167,7 @@ def _checked_step(record: dict[str, Any], place: str) -> int:
 
 
 def environment(world: World) -> dict[str, Any]:
-    """Return what a result may depend on: versions, code, hardware, command line."""
+    """Return the facts that a result may depend on: versions, code, hardware, command line."""
     packages = ("torch", "deepspeed", "transformers", "tokenizers", "numpy")
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return {
@@ -189,7 +194,7 @@ def _version(package: str) -> str | None:
 
 
 def _git(*arguments: str) -> str | None:
-    if not is_checkout():  # or git would look for one around the environment, which is the user's
+    if not is_checkout():  # otherwise git would find a repository of the user's around the environment
         return None
     try:
         done = subprocess.run(

@@ -105,7 +105,7 @@ class HeldOutLoss:
     """Share of the examples whose greedily decoded answer ends in the right one of two candidates, whatever its steps,
     or None without candidates."""
     deeper_candidate: float | None = None
-    """Share of the examples that one gets right without reading the question's root, by choosing the deeper candidate
+    """Share of the examples that are right without reading the question's root, if one chooses the deeper candidate
     (at random between equals), or None if that is a guess."""
 
     def metrics(self, name: str) -> dict[str, float | int]:

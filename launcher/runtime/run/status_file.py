@@ -159,7 +159,7 @@ def _is_of_this_job(attempt: Attempt) -> bool:
 
 
 def note_end_of_job(folder: Path, code: int) -> None:
-    """Charge the time until now to the attempt of the Slurm job that this process ends: it has waited for its ranks.
+    """Charge the time until now to the attempt of the Slurm job that this process ends, which waited for its ranks.
 
     If the attempt's rank 0 was killed, that time is lost, and `code` is its exit code. Nothing is done, at most with a
     warning, if the last attempt was another one, a process is at work, or the files are unusable: the job has to end.
