@@ -1,1 +1,1 @@
-"""Write checkpoints whole or not at all, verify and keep them, resume and branch from them."""
+"""Write checkpoints atomically, verify and keep them, resume and branch from them."""

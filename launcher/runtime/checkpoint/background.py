@@ -145,7 +145,7 @@ class CheckpointWriter:
         except CheckpointError as error:
             self._fail(step, error, must, locally)
             return
-        except RuntimeError as error:  # the group's: a rank is late or dead, and training ends by that
+        except RuntimeError as error:  # from the process group: a rank is late or dead, which will end training too
             self._is_broken = True
             cause = str(error).partition("\n")[0]
             why = (

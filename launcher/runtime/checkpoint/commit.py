@@ -23,9 +23,9 @@ class Pace:
     """Count the progress of a save, so that a waiting thread can tell a slow one from a stuck one."""
 
     parts: int = 0
-    """How many parts of files this rank has brought to the disk."""
+    """Number of parts of files that this rank has synced to disk."""
     waits: bool = False
-    """Whether this rank waits for others, which the time-out of their process group bounds."""
+    """Whether this rank waits for others, which cannot take longer than the timeout of their process group."""
 
     def beat(self) -> None:
         """Count a part."""
@@ -43,15 +43,15 @@ def commit(
     """Write and publish a snapshot, and return its folder. Collective: the ranks agree on whether all have written.
 
     Args:
-        snapshot: of all ranks, taken at the same step.
+        snapshot: this rank's snapshot; all ranks took theirs at the same step.
         root: the folder of the run's checkpoints.
-        keep: which of them stay.
+        keep: which of them to keep.
         world: this process among all.
-        group: over which they agree, where another thread than that of training calls.
-        pace: is kept up to date.
+        group: process group for the ranks to agree over; required if a thread other than that of training calls.
+        pace: updated with the progress of the save.
 
     Raises:
-        CheckpointError: a rank could not write (no space left, no permission); the earlier checkpoints are untouched.
+        CheckpointError: a rank could not write (no space left, no permission); earlier checkpoints are unchanged.
     """
     step, pace = snapshot.facts["step"], pace or Pace()
     staging: Path = gather_objects(staging_folder(root, step), world, group)[0]
@@ -89,12 +89,12 @@ def write_on_all_ranks(
     """Run `action` on every rank and return the results of all; if it fails on one, fail on all with one message.
 
     Args:
-        action: writes.
-        root: where to.
-        names: of the ranks, for the message.
+        action: writes this rank's files.
+        root: the folder that it writes to.
+        names: names of the ranks, for the message.
         world: this process among all.
-        group: over which they agree.
-        pace: is told when this rank waits for the others.
+        group: process group for the ranks to agree over.
+        pace: set to waiting when this rank waits for the others.
 
     Raises:
         CheckpointError: on all ranks; names those that could not write.
@@ -121,7 +121,7 @@ def write_on_all_ranks(
 
 
 def _free_space(root: Path) -> str:
-    """Say how much room there is where a folder is, or would be; the file system may be gone altogether."""
+    """Return how much space is free where a folder is, or would be; the file system may be unavailable."""
     for folder in (root, *root.parents):
         try:
             return f"{shutil.disk_usage(folder).free / 2**30:.2f} GiB are free there"

@@ -1,14 +1,14 @@
 """Keep the newest checkpoint on the nodes themselves, where saving is quick: `checkpoint.local`.
 
-Each rank writes to storage of its own node all that it needs to go on, with a manifest of its own:
+Each rank writes everything that it needs to resume to the storage of its own node, with its own manifest:
 
-    PATH/NAME-HASH/run.json                              whose it is
-                   rank_00003/step_00000050/             a checkpoint by its manifest, as store.py has it
+    PATH/NAME-HASH/run.json                              the run that it belongs to
+                   rank_00003/step_00000050/             a checkpoint with a manifest, as in store.py
                               state/rank_00003.safetensors, config.yaml, state.json, manifest.json
 
-No rank sees the files of other nodes, so such a checkpoint is of use only if every rank finds its own part, whole, of
-one save, by as many ranks with the same settings: on the nodes of before, after a crash or a hang. Otherwise the
-checkpoints of the run folder count, which never depend on these.
+No rank sees the files of other nodes. So such a checkpoint can be used only if every rank finds its own part undamaged,
+all parts are of the same save, and the number of ranks and the settings are unchanged: after a crash or a hang, on the
+same nodes. Otherwise the run resumes from the checkpoints in the run folder, which never depend on these.
 """
 
 import json
@@ -55,16 +55,16 @@ Result = TypeVar("Result")
 
 MARKER = "run.json"
 ID = "local_id"
-"""File beside the checkpoints of the run folder. Who removes them to start from scratch removes it as well, and what
-lies on the nodes is another run's from then on."""
+"""File with a random id beside the checkpoints in the run folder. Deleting that folder to start from scratch deletes
+it too, and checkpoints on the nodes then no longer belong to this run."""
 KEEP = CheckpointConfig(keep_last=1)
 
 
 class LocalCheckpoints:
-    """Save on this rank's node, and find what can be gone on from. All ranks make one together.
+    """Save on this rank's node, and find a checkpoint to resume from. All ranks create one together.
 
     Args:
-        config: of the run, with `checkpoint.local`.
+        config: the run, with `checkpoint.local`.
         world: this process among all; the process group must be up.
     """
 
@@ -75,22 +75,22 @@ class LocalCheckpoints:
         name = f"{config.run.name}-{xxhash.xxh3_64_hexdigest(json.dumps(self._whose).encode())}"
         self._home = Path(config.checkpoint.local.path) / name
         self.folder = self._home / f"rank_{world.rank:05d}"
-        """Where the checkpoints of this rank are."""
+        """Folder of this rank's checkpoints."""
         hosts = gather_objects(socket.gethostname(), world)
         self._names = [f"rank {rank} on {host}" for rank, host in enumerate(hosts)]
         self._beside = [rank for rank, host in enumerate(hosts) if host == hosts[world.rank]]
         """Ranks on this node."""
 
     def save(self, snapshot: Snapshot, group: dist.ProcessGroup | None = None, pace: Pace | None = None) -> Path:
-        """Write what this rank needs to go on, and return its folder; the one before goes. Collective.
+        """Write what this rank needs to resume, delete the previous checkpoint, and return the new folder. Collective.
 
         Args:
-            snapshot: of this rank by itself.
-            group: over which they agree, where another thread than that of training calls.
-            pace: is kept up to date.
+            snapshot: snapshot from which this rank can resume without the files of others.
+            group: process group for the ranks to agree over; required if a thread other than that of training calls.
+            pace: updated with the progress of the save.
 
         Raises:
-            CheckpointError: a rank could not write; what each had before is untouched.
+            CheckpointError: a rank could not write; the previous checkpoint of each rank is unchanged.
         """
         step, pace = snapshot.facts["step"], pace or Pace()
         staging = staging_folder(self.folder, step)
@@ -114,17 +114,17 @@ class LocalCheckpoints:
         return final
 
     def candidates(self) -> list[Path]:
-        """Return where this rank has, or should have, its part of what any rank has a part of. Collective."""
+        """Return this rank's folder, existing or not, of each checkpoint of which any rank has a part. Collective."""
         mine = [folder.name for folder in checkpoints(self.folder)] if self._is_ours() else []
         names = {name for share in gather_objects(mine, self._world) for name in share}
         return [self.folder / name for name in names]
 
     def damage(self, folder: Path, heartbeat: Callable[[], object] = lambda: None) -> list[str]:
-        """Return why ranks cannot go on from a candidate, to the last byte. Collective.
+        """Return why the ranks cannot resume from a candidate, after reading every byte of it. Collective.
 
         Args:
             folder: the candidate.
-            heartbeat: is told of each part of a file that was read.
+            heartbeat: called for each part of a file that was read.
         """
         problem, save = self._read(folder, heartbeat)
         told = gather_objects((problem, save), self._world)
@@ -134,9 +134,9 @@ class LocalCheckpoints:
         return found
 
     def tidy(self, kept: Path | None) -> None:
-        """Delete what training does not go on from: it would lie beside another course of the run.
+        """Delete all checkpoints on this node except `kept`, from which training resumes: the others are outdated.
 
-        Nobody may be saving: ranks meet between this and the first save.
+        No rank may be saving: the ranks synchronize between this and the first save.
         """
         for leftover in self._home.parent.glob(f".{self._home.name}.*.staging"):
             shutil.rmtree(leftover, ignore_errors=True)
@@ -144,18 +144,18 @@ class LocalCheckpoints:
             return
         remove_leftovers(self.folder)
         unwanted = [folder for folder in checkpoints(self.folder) if folder != kept]
-        if self._world.rank == min(self._beside):  # ranks that were on this node before, and are elsewhere now
+        if self._world.rank == min(self._beside):  # folders of ranks that ran here before and now run on other nodes
             unwanted += [rank for rank in self._home.glob("rank_*") if int(rank.name[5:]) not in self._beside]
         for folder in unwanted:
             shutil.rmtree(folder, ignore_errors=True)
 
     def clear(self) -> None:
-        """Delete all that the run has on this node; the run folder has a newer checkpoint."""
+        """Delete all files of the run on this node, once the run folder has a newer checkpoint."""
         if self._is_ours():
             shutil.rmtree(self._home, ignore_errors=True)
 
     def _read(self, folder: Path, heartbeat: Callable[[], object]) -> tuple[str | None, str | None]:
-        """Return what is wrong with this rank's part, and which save it is of."""
+        """Return what is wrong with this rank's part, or None, and the id of the save that it belongs to."""
         if not self._is_ours() or not folder.is_dir():
             return "there is none", None
         try:
@@ -177,7 +177,7 @@ class LocalCheckpoints:
             return str(error), None
 
     def _claim(self) -> None:
-        """Make this rank's folder, if nobody else has its name."""
+        """Create this rank's folder; raise FileExistsError if the path belongs to another user or run."""
         for folder in (self._home, self.folder):
             if not _is_free_or_own(folder):
                 raise FileExistsError(
@@ -190,7 +190,7 @@ class LocalCheckpoints:
             write_json(made / MARKER, self._whose)
             try:
                 move(made, self._home)
-            except OSError:  # another rank of this node was first
+            except OSError:  # another rank of this node has created it
                 shutil.rmtree(made, ignore_errors=True)
         if not self._is_ours():
             raise FileExistsError(
@@ -199,7 +199,7 @@ class LocalCheckpoints:
         self.folder.mkdir(mode=0o700, exist_ok=True)
 
     def _is_ours(self) -> bool:
-        """Return whether this run wrote what is here; in /dev/shm anybody may have put links to our other folders."""
+        """Return whether this run wrote the folder; in /dev/shm others may have put links to this user's folders."""
         if not (is_own_folder(self._home) and _is_free_or_own(self.folder)):
             return False
         try:
@@ -213,7 +213,7 @@ def _is_free_or_own(folder: Path) -> bool:
 
 
 def _identify(run: Path) -> dict[str, str]:
-    """Return what tells a run from all others, one of the same name in the same place among them."""
+    """Return facts that identify a run, even among runs that had the same folder before it."""
     file = run / "checkpoints" / ID
     if not file.exists():
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,6 @@
-"""Write a snapshot to disk: the second half of a save. Files only: nothing here asks another rank for anything.
+"""Write a snapshot to disk: the second half of a save. Ranks do not communicate here.
 
-Every rank writes its files into one hidden staging folder; then one of them publishes the folder.
+Every rank writes its files into the same hidden staging folder; then one of them publishes the folder.
 """
 
 import json
@@ -36,37 +36,37 @@ from plumbline.launcher.runtime.system.files import write_whole
 from plumbline.launcher.runtime.system.log import LOG
 
 LEFTOVERS = ".step_*.staging"
-"""What saves that were killed leave among the checkpoints."""
+"""Pattern of the staging folders that killed saves leave among the checkpoints."""
 REPLACED = ".replaced"
-"""Ending of the hidden name of a checkpoint whose place another one takes."""
+"""Suffix of the hidden name of a checkpoint that is being replaced."""
 SYNC_BYTES = 2**30
-"""Bytes of a file after which those written so far are brought to the disk, so that a slow one is known to move."""
+"""Bytes of a file between two syncs to disk, so that progress on a slow disk is noticed."""
 
 DAMAGED: dict[tuple[Path, int], bool] = {}
-"""Later checkpoints that this process has read to the last byte, by when their manifest was written -> the verdict."""
+"""(folder, modification time of its manifest) -> whether that checkpoint of a later step is damaged: a cache."""
 
 
 def staging_folder(root: Path, step: int) -> Path:
     """Return a new name for the folder in which the checkpoint after `step` steps is written; one rank chooses it.
 
-    The lock of a run ends with its rank 0. Another rank of an earlier attempt may live on, even write, and must not
-    write into a folder of this one.
+    The name is new each time: the lock of a run is released when its rank 0 ends, but another rank of an earlier
+    attempt may still be alive and writing, and must not write into a folder of this attempt.
     """
     return root / f".{step_folder(root, step).name}.{uuid.uuid4().hex[:8]}.staging"
 
 
 def make_room(staging: Path) -> None:
-    """Create an empty staging folder; remove those of saves that were killed."""
+    """Create an empty staging folder; remove those of killed saves."""
     remove_leftovers(staging.parent)
     staging.mkdir(parents=True)
 
 
 def tidy(root: Path, newest: Path) -> None:
-    """Put right what a kill in the middle of a save left: staging, and a pointer to the checkpoint before.
+    """Clean up after a save that was killed: remove staging folders, and correct an outdated `latest` pointer.
 
     Args:
-        root: the folder of the checkpoints; nobody else may be writing to it.
-        newest: the one that training goes on from, which may lie elsewhere.
+        root: the folder of the checkpoints; no other process may be writing to it.
+        newest: the checkpoint from which training resumes, which may be in another folder.
     """
     remove_leftovers(root)
     pointer = root / POINTER
@@ -77,7 +77,7 @@ def tidy(root: Path, newest: Path) -> None:
 
 
 def remove_leftovers(root: Path) -> None:
-    """Delete what saves that were killed left among the checkpoints; nobody may be writing there."""
+    """Delete what killed saves left among the checkpoints. No process may be writing there."""
     put_back(root)
     for leftover in root.glob(LEFTOVERS):
         shutil.rmtree(leftover, ignore_errors=True)
@@ -85,9 +85,9 @@ def remove_leftovers(root: Path) -> None:
 
 
 def bytes_of_leftovers(root: Path) -> int:
-    """Return the size of what `remove_leftovers` would delete, which is as good as free."""
+    """Return the bytes that `remove_leftovers` would free."""
     total = 0
-    with suppress(OSError):  # another start deletes them
+    with suppress(OSError):  # another start may be deleting them
         for file in root.glob(f"{LEFTOVERS}/**/*"):
             total += file.stat().st_size if file.is_file() else 0
     return total
@@ -100,11 +100,11 @@ def write_files(
 
     Args:
         files: path in the folder -> content.
-        folder: where to.
-        heartbeat: is told of each part of a file that is on the disk.
+        folder: the folder to write to.
+        heartbeat: called for each part of a file that was synced to disk.
 
     Raises:
-        OSError: one could not be written.
+        OSError: a file could not be written.
     """
     facts = {}
     for name, content in files.items():
@@ -116,11 +116,11 @@ def write_files(
 
 
 def publish(staging: Path, facts: Mapping[str, Any], files: Mapping[str, FileFacts]) -> Path:
-    """Make a checkpoint of a staging folder that holds all files.
+    """Turn a staging folder into a checkpoint: write the manifest, and rename the folder to its final name.
 
     Args:
         staging: the folder, with the files of all ranks.
-        facts: of the snapshot.
+        facts: facts of the snapshot.
         files: what `write_files` returned on all ranks.
     """
     root = staging.parent
@@ -129,7 +129,7 @@ def publish(staging: Path, facts: Mapping[str, Any], files: Mapping[str, FileFac
     text = json.dumps({**manifest, "checksum": manifest_checksum(manifest)}, indent=2) + "\n"
     _write_file(staging / MANIFEST, text)
     sync(staging)
-    if final.exists():  # damaged, or of a save that is tried again
+    if final.exists():  # it is damaged, or this save is a second try
         _replace(final, staging)
     else:
         move(staging, final)
@@ -138,9 +138,9 @@ def publish(staging: Path, facts: Mapping[str, Any], files: Mapping[str, FileFac
 
 
 def _replace(final: Path, staging: Path) -> None:
-    """Put a finished staging folder in the place of a checkpoint, which is deleted only once that is done.
+    """Replace a checkpoint by a finished staging folder, and delete the old one only afterwards.
 
-    Where the file system cannot exchange two names (NFS), `put_back` mends what a kill between two renames leaves.
+    If the file system cannot exchange two names (NFS), this takes two renames; `put_back` repairs a kill between them.
     """
     replaced = staging
     if not exchange(staging, final):
@@ -152,7 +152,7 @@ def _replace(final: Path, staging: Path) -> None:
 
 
 def put_back(root: Path) -> None:
-    """Give a checkpoint its name again that was to be replaced and was not; nobody may be writing there."""
+    """Restore the name of a checkpoint whose replacement was killed halfway. No process may be writing there."""
     for replaced in root.glob(f".step_*{REPLACED}"):
         final = root / replaced.name.split(".")[1]
         if final.exists():
@@ -162,7 +162,7 @@ def put_back(root: Path) -> None:
 
 
 def _point_to(newest: Path) -> None:
-    """Write the pointer. Nothing here reads it, so no save fails for want of it."""
+    """Write the `latest` pointer. Our code does not read it, so failing to write it does not fail a save."""
     try:
         write_whole(newest.parent / POINTER, newest.name + "\n")
     except OSError as error:
@@ -170,20 +170,20 @@ def _point_to(newest: Path) -> None:
 
 
 def prune(root: Path, step: int, keep: CheckpointConfig, heartbeat: Callable[[], object] = lambda: None) -> None:
-    """Delete what need not be kept beside the checkpoint of `step`, which has just been published.
+    """Delete checkpoints that need not be kept, now that the one of `step` has been published.
 
-    Of the checkpoints up to `step`, the newest keep_last and the multiples of keep_every stay. Later ones that are
-    damaged are deleted: training passed over them, and they must not be taken for its newest state. A later one that
-    is whole is another process's, and stays.
+    Of the checkpoints up to `step`, the newest keep_last and the multiples of keep_every are kept. Damaged checkpoints
+    of later steps are deleted: training skipped them, and they must not be mistaken for its newest state. An undamaged
+    one of a later step was written by another process, and is kept.
 
-    One that cannot be deleted (on NFS, a file of it is held open) is tried again after the next save: the new
-    checkpoint is whole all the same.
+    Failing to delete a checkpoint (on NFS, while one of its files is open) is not an error, because the new checkpoint
+    is complete anyway; the next save tries again.
 
     Args:
         root: the folder of the checkpoints.
-        step: of the one that was published.
-        keep: which of them stay.
-        heartbeat: is told of each part of a later one that was read.
+        step: step of the checkpoint that was published.
+        keep: which checkpoints to keep.
+        heartbeat: called for each part of a later checkpoint that was read.
     """
     later = [folder for folder in checkpoints(root) if step_of(folder) > step]
     older = [folder for folder in checkpoints(root) if step_of(folder) <= step][keep.keep_last :]
@@ -197,10 +197,10 @@ def prune(root: Path, step: int, keep: CheckpointConfig, heartbeat: Callable[[],
 
 
 def remove_after(root: Path, step: int) -> None:
-    """Delete the checkpoints of steps after `step`, which a run has gone back to; nobody may be writing there.
+    """Delete the checkpoints of steps after `step`, to which a run went back. No process may be writing there.
 
     Raises:
-        OSError: one cannot be deleted.
+        OSError: a checkpoint cannot be deleted.
     """
     left = checkpoints(root)
     while left and step_of(left[0]) > step:
@@ -212,7 +212,7 @@ def remove_after(root: Path, step: int) -> None:
 
 
 def _is_damaged(folder: Path, heartbeat: Callable[[], object]) -> bool:
-    """Return whether a checkpoint is damaged. Sizes are compared first; it is read to the last byte at most once."""
+    """Return whether a checkpoint is damaged. Sizes are compared first; its contents are read at most once."""
     try:
         if problems(folder, first_alone=True):
             return True
@@ -225,14 +225,14 @@ def _is_damaged(folder: Path, heartbeat: Callable[[], object]) -> bool:
 
 
 def _remove(folder: Path) -> None:
-    """Delete a checkpoint, under a hidden name: whatever is killed when, who looks later finds no part of it."""
+    """Delete a checkpoint under a hidden name, so that a kill at any moment leaves no partial checkpoint."""
     hidden = staging_folder(folder.parent, step_of(folder))
     move(folder, hidden)
     shutil.rmtree(hidden)
 
 
 def _write_file(path: Path, content: TensorFile | str, heartbeat: Callable[[], object] = lambda: None) -> FileFacts:
-    """Write a text or tensors to disk; return size and checksum."""
+    """Write text or tensors to disk, and return size and checksum."""
     with path.open("wb") as file:
         sink = _HashedFile(file, heartbeat)
         if isinstance(content, str):
@@ -244,7 +244,7 @@ def _write_file(path: Path, content: TensorFile | str, heartbeat: Callable[[], o
 
 
 class _HashedFile:
-    """Pass bytes on to a file, and count and hash them on the way, so that nobody has to read them back."""
+    """Write bytes to a file, and count and hash them on the way, so that they need not be read back."""
 
     def __init__(self, file: BinaryIO, heartbeat: Callable[[], object]) -> None:
         self._file, self._heartbeat, self._digest = file, heartbeat, xxhash.xxh3_64()
@@ -261,7 +261,7 @@ class _HashedFile:
         return size
 
     def sync(self) -> None:
-        """Bring what was written to the disk; some file systems notice only here that they are full."""
+        """Sync what was written to disk; some file systems report only here that they are full."""
         self._file.flush()
         os.fsync(self._file.fileno())
         self._synced = self._size
@@ -269,5 +269,5 @@ class _HashedFile:
 
     @property
     def facts(self) -> FileFacts:
-        """Return size and checksum of what was written, as the manifest has them."""
+        """Return size and checksum of what was written, for the manifest."""
         return {"bytes": self._size, "xxh3": self._digest.hexdigest()}

@@ -173,7 +173,7 @@ def skipped_data(run: Path, found: Path | None) -> SkippedData:
 
 
 def tell(engine: Engine, folder: Path, state: TrainState) -> None:
-    """Log where an engine resumes, and what differs from when the checkpoint was written."""
+    """Log where an engine resumes, and what has changed since the checkpoint was written."""
     TRAINING.info(f"resuming after step {state.step} from {folder}")
     tell_changes(folder, engine.config)
     if layout := other_layout(folder, engine.config, engine.world):

@@ -37,7 +37,7 @@ def _read_header(path: Path) -> Header:
     """Return the header of a file.
 
     Raises:
-        DamagedFileError: it does not hold what its rank wrote, whatever the checksums say.
+        DamagedFileError: the file does not hold what its rank wrote, even if its checksum is right.
     """
     with reading(path), safe_open(path, framework="pt") as file:
         metadata, lengths = file.metadata(), {}

@@ -1,13 +1,14 @@
-"""Keep checkpoints that exist whole or not at all.
+"""Read and verify checkpoints, which are written atomically.
 
-A save writes into a hidden staging folder, every rank its own files; the manifest (each file with size and checksum) is
-written last, then the folder is renamed to its final name and the `latest` pointer replaced. So a folder with its final
-name is complete, whatever was killed when. Whoever reads one verifies it first, and takes the newest that is whole.
+In a save, every rank writes its own files into a hidden staging folder. The manifest (size and checksum of each file)
+is written last, then the folder is renamed to its final name and the `latest` pointer replaced. So a folder with its
+final name was written completely, even if a process was killed at any moment. Readers verify a checkpoint first, and
+use the newest one that is whole, that is, without missing or damaged files.
 
     checkpoints/latest                      text: the name of the newest checkpoint, for people and scripts
     checkpoints/step_00001000/state/        a file for each rank: its part of weights, optimizer states, moving average
                               config.yaml   the resolved configuration
-                              state.json    where training stood: step, samples, tokens, data that is left out; guards
+                              state.json    training state: step, samples, tokens, skipped data, guards
                               manifest.json every other file with size and checksum
 """
 
@@ -46,7 +47,7 @@ def ending_if_unwritable(path: Path) -> Iterator[None]:
     """Turn an OSError into an UnsavedError, which tells the user to free space and to start again.
 
     Raises:
-        UnsavedError: the system refused it.
+        UnsavedError: the file could not be written.
     """
     try:
         yield
@@ -57,7 +58,7 @@ def ending_if_unwritable(path: Path) -> Iterator[None]:
 
 
 class UnreadError(CheckpointError):
-    """Signal that a run's checkpoints could not be read, which may be different in a while."""
+    """Signal that a run's checkpoints could not be read, perhaps only for a while."""
 
 
 @contextmanager
@@ -65,7 +66,7 @@ def ending_if_unreadable(source: Path | str) -> Iterator[None]:
     """Turn an OSError into an UnreadError, which tells the user what to do.
 
     Raises:
-        UnreadError: the system refused it.
+        UnreadError: the source could not be read.
     """
     try:
         yield
@@ -77,11 +78,11 @@ def ending_if_unreadable(source: Path | str) -> Iterator[None]:
 
 
 class BrokenWeightsError(CheckpointError):
-    """Refuse weights that are not finite: saved, they would take the place of a checkpoint that is of use."""
+    """Refuse to save weights that are not finite, since they would replace a usable checkpoint."""
 
 
 class FormatError(CheckpointError):
-    """Refuse a whole checkpoint of another version: passed over as damaged, it would be overtaken by training."""
+    """Refuse a whole checkpoint of another version; to skip it like a damaged one would discard finished training."""
 
 
 class FileFacts(TypedDict):
@@ -93,24 +94,24 @@ class FileFacts(TypedDict):
 
 @dataclass(frozen=True)
 class TrainState:
-    """Say where training stands. The data order, the schedule and dropout are functions of it and the configuration."""
+    """Hold the training state, which with the configuration determines the data order, the schedule and dropout."""
 
     step: int
     """Completed optimizer steps."""
     samples: int
-    """Sequences consumed. With those that were left out before, the position in the global data order."""
+    """Sequences consumed. Together with the skipped ones, the position in the global data order."""
     tokens: int
     """Tokens consumed."""
     corpora: dict[str, str]
-    """Path -> fingerprint of the corpora that the position counts in."""
+    """Path -> fingerprint of the corpora to which the position refers."""
     skipped: SkippedData = NOTHING
-    """Data that is left out, once a run went back to before it."""
+    """Data that the run skips, after it went back to a checkpoint."""
     guards: dict[str, Any] = field(default_factory=dict)
-    """Name of a guard -> what it remembers, as JSON has it."""
+    """Name of a guard -> its state, as JSON values."""
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Return what the manifest says as well."""
+        """Return the part of the state that is also in the manifest."""
         return {"step": self.step, "samples": self.samples, "tokens": self.tokens, "corpora": self.corpora}
 
     def to_json(self) -> dict[str, Any]:
@@ -119,10 +120,10 @@ class TrainState:
 
     @classmethod
     def from_json(cls, item: dict[str, Any]) -> "TrainState":
-        """Return the state of an object of state.json; checkpoints of before have neither skipped data nor guards.
+        """Return the state from an object of state.json; older checkpoints have neither skipped data nor guards.
 
         Raises:
-            ValueError: it holds something else.
+            ValueError: the object holds something else.
         """
         guards = item.get("guards", {})
         if not isinstance(guards, dict):
@@ -136,7 +137,7 @@ def step_folder(root: Path, step: int) -> Path:
 
 
 def checkpoints(root: Path) -> list[Path]:
-    """Return all checkpoints that were published, newest first; they may have been damaged since."""
+    """Return all published checkpoints, newest first; they may have been damaged since."""
     return sorted(filter(_has_step, root.glob("step_*")), reverse=True)
 
 
@@ -154,8 +155,8 @@ def newest_whole(folders: Iterable[Path], check: Callable[[Path], list[str]], wa
 
     Args:
         folders: candidates, newest first, as `checkpoints` lists them.
-        check: what is wrong with a checkpoint: `problems`, as thorough as its use needs.
-        warn: log a warning for each that is passed over.
+        check: returns the problems of a checkpoint, as `problems` does, as thoroughly as the caller needs.
+        warn: log a warning for each checkpoint that is skipped.
     """
     for folder in folders:
         found = check(folder)
@@ -174,25 +175,25 @@ def problems(
     heartbeat: Callable[[], object] = lambda: None,
     first_alone: bool = False,
 ) -> list[str]:
-    """Return what is wrong with a checkpoint: files that are missing or damaged, or its manifest.
+    """Return the problems of a checkpoint: missing or damaged files, or a damaged manifest.
 
     Args:
         folder: the checkpoint.
-        contents: compare checksums, which takes as long as reading. Without, only sizes are compared, and the checksum
-            of config.yaml, which everybody reads.
-        only: which files to look at, by name.
-        share: which of these, in the order of their names, so that ranks can divide the work.
-        heartbeat: is told of each part of a file that was read.
-        first_alone: look no further than the first problem.
+        contents: whether to compare the checksums of all files, which reads them. Otherwise only sizes are compared,
+            and the checksum of config.yaml, which every user of a checkpoint reads.
+        only: returns whether to check a file, by its name.
+        share: which of these files to check, in the order of their names, so that ranks can divide the work.
+        heartbeat: called for each part of a file that was read.
+        first_alone: return only the first problem.
 
     Raises:
-        FormatError: it is whole, and of another version.
-        UnreadError: its manifest could not be read.
+        FormatError: the checkpoint is whole but has another format version.
+        UnreadError: the manifest could not be read.
         OSError: another file could not be read.
     """
     try:
         manifest = read_manifest(folder)
-    except (FormatError, UnreadError):  # not to be passed over
+    except (FormatError, UnreadError):  # the checkpoint must not be skipped
         raise
     except CheckpointError as error:
         return [str(error)]
@@ -210,7 +211,7 @@ def problems(
 def _problem(
     folder: Path, name: str, expected: FileFacts, contents: bool, heartbeat: Callable[[], object]
 ) -> str | None:
-    """Return what is wrong with one file of a checkpoint, whose size and checksum the manifest says."""
+    """Return what is wrong with one file of a checkpoint, given its size and checksum in the manifest, or None."""
     path = folder / name
     if not path.is_file():
         return f"{name} is missing"
@@ -225,7 +226,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """Return the manifest of a checkpoint.
 
     Raises:
-        CheckpointError: it is missing, damaged or of a newer format; UnreadError, if it could not be read.
+        CheckpointError: the manifest is missing, damaged or of another format version (FormatError), or could not be
+            read (UnreadError).
     """
     with ending_if_unreadable(folder / MANIFEST):
         try:
@@ -243,9 +245,9 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def _check_manifest(manifest: dict[str, Any], path: Path) -> None:
-    """Refuse a manifest without step or files, with a value of another kind, or with a file outside of its folder.
+    """Refuse a manifest without step or files, with a value of another type, or with a file outside of its folder.
 
-    Its checksum says that it is as it was written, not who wrote it.
+    The checksum only shows that the manifest is unchanged since it was written, not that our code wrote it.
     """
     try:
         read_key(manifest, "step", int, path)
@@ -265,7 +267,7 @@ def _check_manifest(manifest: dict[str, Any], path: Path) -> None:
 
 
 def manifest_checksum(manifest: dict[str, Any]) -> str:
-    """Return the checksum of everything else in a manifest."""
+    """Return the checksum of all entries of a manifest except the checksum itself."""
     return xxhash.xxh3_64_hexdigest(json.dumps(manifest, sort_keys=True).encode())
 
 
