@@ -23,7 +23,7 @@ def find_in_corpus(corpus: Corpus, text: str, folder: Path) -> Answer:
     """Find the documents of a corpus, opened at `folder`, that contain a text.
 
     Raises:
-        ValueError: its tokens are not text, or the text to find is empty.
+        ValueError: the tokens of the corpus are not text, or the text to find is empty.
     """
     found = ((corpus.name, it) for it in find(corpus, text, None))
     return _tell(folder, text, {corpus.name: corpus}, list(islice(found, FOUND)), None)

@@ -47,7 +47,7 @@ def checkpoint_before(run: SeenRun, step: int) -> Path:
     """Return the newest whole checkpoint at or before the weights from which a step started.
 
     Raises:
-        ValueError: there is none.
+        ValueError: there is no such checkpoint.
     """
     root = run.folder / "checkpoints"
     there = checkpoint.checkpoints(root)

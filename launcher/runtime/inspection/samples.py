@@ -93,7 +93,7 @@ def of_batch(batch: Mapping[str, Any], places: Iterator[Place]) -> Iterator[Samp
 
 
 def _sample(place: Place, tokens: Int64s, labels: Int64s, begins: Int64s, number: int | None = None) -> Sample:
-    """Return a sample without its padding, which is a last document without labels, after others."""
+    """Return a sample without its padding: a last document without labels that follows other documents."""
     places = [0, *begins.tolist()]
     if begins.size and places[-1] >= len(tokens):  # the end of an example, where its padding would begin
         places.pop()

@@ -38,7 +38,7 @@ class Read:
     """State when a window was or will be read."""
 
     step: int
-    """As in metrics.jsonl: the step whose update trains on it."""
+    """The step whose update trains on the window, numbered as in metrics.jsonl."""
     sample: int
     epoch: int
     window: int
@@ -57,7 +57,7 @@ class Step:
     batches: list[Batch]
     samples: list[Sample]
     loss: float | None
-    """The training loss that was logged; None: none was."""
+    """The training loss that was logged, or None if it was not."""
 
 
 def places(batches: TrainBatches, batch: Batch) -> Iterator[Place]:
@@ -84,7 +84,7 @@ class SeenRun:
         """Open what the run trained on.
 
         Raises:
-            ValueError: it is not a run, or its corpora no longer exist or are not those that it trained on.
+            ValueError: the folder is not a run, or its corpora no longer exist or are not those that it trained on.
         """
         self.folder = folder
         self.config: Config = load_config(folder / "config.yaml", [])
@@ -99,7 +99,7 @@ class SeenRun:
         self.last_step: int = next((step for step, _ in self._logged()), 0)
 
     def _logged(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Yield the step of each line of metrics.jsonl and what it holds, the last line first."""
+        """Yield the step and the object of each line of metrics.jsonl, the last line first."""
         file = self.folder / "metrics.jsonl"
         return metrics_from_end(file) if file.is_file() else iter(())
 
@@ -180,15 +180,16 @@ class SeenRun:
         return self.config.data.sequence_length
 
     def reads(self, source: str, found: Found) -> list[Read]:
-        """Return when the windows of a document are read up to the run's end, by step, those with the text first.
+        """Return when the windows of a document are read up to the end of the run.
 
-        Of each kind LISTED are returned at most.
+        First come up to LISTED reads of windows with the text itself, then up to LISTED reads of the document's other
+        windows, each in the order of training.
 
         Args:
-            source: its name.
-            found: what holds the text.
+            source: name of the source.
+            found: the document or example that contains the text.
         """
-        texts = {*found.text_windows}  # of a long document many, and its windows are more
+        texts = {*found.text_windows}  # a set: a long document has many windows to look up in it
         others = [window for window in found.windows if window not in texts]
         both = (self._reads(source, found.text_windows, True), self._reads(source, others, False))
         return [read for reads in both for read in sorted(islice(reads, LISTED), key=lambda it: it.sample)]

@@ -46,7 +46,7 @@ def device_named(name: str | None) -> torch.device:
     try:
         device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
         torch.ones(1, device=device).item()
-    except (RuntimeError, AssertionError) as error:  # no such kind, or none that computes; no CUDA; no such GPU
+    except (RuntimeError, AssertionError) as error:  # unknown, cannot compute, no CUDA, or no such GPU
         raise ValueError(f"--device {name}: is not here: {str(error).splitlines()[0]}; give another") from error
     return device
 
@@ -229,7 +229,7 @@ def refuse_own_thinker(folder: Path) -> None:
     """Refuse to think with an exported folder that has its own code for that.
 
     Raises:
-        ValueError: it does.
+        ValueError: the folder has such code.
     """
     if (folder / thinker.FILE).is_file():
         raise ValueError(
@@ -347,11 +347,11 @@ def _load_hugging_face(folder: Path, device: torch.device, dtype: torch.dtype) -
             )
             if hasattr(module, "ct_decompress_hook"):  # compressed-tensors unpacks in the first forward, with a bar
                 module(input_ids=torch.zeros(1, 1, dtype=torch.int64))
-    except ImportError as error:  # of the package that the folder's kind of quantization wants
+    except ImportError as error:  # of the package that the folder's quantization needs
         raise ValueError(f"{folder}: {error} (pip install -e '.[quantize]' brings compressed-tensors)") from error
     except SafetensorError as error:
         raise ValueError(f"{folder}: a file of weights is cut short or damaged; copy it again ({error})") from error
-    except Exception as error:  # the values of a stranger's config.json reach all of transformers, unchecked
+    except Exception as error:  # unchecked values of a config.json can fail anywhere in transformers
         reason = "its model is Python code of its own (auto_map in config.json), which is not run here"
         reason = reason if "trust_remote_code" in str(error) else f"transformers cannot load this folder: {error}"
         raise ValueError(f"{folder}: {reason}") from error
@@ -372,9 +372,9 @@ def native_classes() -> tuple[Any, Any]:
 def quiet_transformers() -> Iterator[None]:
     """Silence the progress bars of transformers and compressed-tensors, and the output of libraries that they import.
 
-    Nothing reaches the standard output, which belongs to --json: accelerate imports DeepSpeed, which logs to it. What
-    transformers says of the weights is seen as ever: its handler holds the standard error of before. Bars and the two
-    loggers stay quiet afterwards.
+    Nothing is printed on standard output, which is reserved for --json: accelerate imports DeepSpeed, which logs there.
+    Messages of transformers about the weights are still shown, because its log handler keeps the original standard
+    error. The bars and the two loggers stay silent afterwards.
     """
     from transformers.utils.logging import disable_progress_bar
 

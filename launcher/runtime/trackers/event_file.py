@@ -30,8 +30,8 @@ class EventFile:
     """Add curves to a folder, from the step at which an attempt starts.
 
     Args:
-        folder: of the event files, those of earlier attempts included.
-        step: first that is written; what earlier files have from there on is void.
+        folder: folder of the event files, including those of earlier attempts.
+        step: first step that is written; TensorBoard ignores this and later steps in earlier files.
     """
 
     def __init__(self, folder: Path, step: int) -> None:

@@ -1,11 +1,11 @@
 """Send the lines of a run's metrics.jsonl to trackers in the background, and record what each has received.
 
-metrics.jsonl is the truth and a tracker a copy of it. Of each tracker `trackers/NAME.json` in the run folder says by
-which id it knows the run, up to which step it has got everything, and whether it is `complete`, that is, has got all
-lines that there are. One that failed is not: the next start sends what it lacks before anything new. So nothing is lost
-by a network that was down for a while, or by a tracker that joins late, and what a tracker has got of steps that are
-made again is not sent twice; unless a guard had rejected them (`interventions`: how many times it knows of), for then
-the numbers are others.
+metrics.jsonl is authoritative, and a tracker holds a copy of it. For each tracker, `trackers/NAME.json` in the run
+folder records the tracker's id of the run, the step up to which it has received everything, and whether it is
+`complete`, that is, has received all existing lines. If a tracker failed, it is not complete, and the next start sends
+the missing lines before new ones. So no numbers are lost while a network is down, or for a tracker that is added later.
+Steps that a resumed run repeats are not sent twice, unless a guard had rejected them, because then the repeated steps
+have other numbers; `interventions` is the number of such rollbacks that the tracker's copy already reflects.
 """
 
 import json
@@ -23,37 +23,37 @@ from plumbline.launcher.runtime.system.log import LOG, TRAINING
 from plumbline.launcher.runtime.trackers.kind import TrackedRun, Tracker, without_secrets
 
 Record = dict[str, Any]  # a line of metrics.jsonl
-WAITING = 10_000  # lines that a tracker may be behind
+WAITING = 10_000  # lines that may be queued for a tracker
 INTERVAL = 5.0  # seconds between two saved positions of a tracker that is behind
 PATIENCE = 60.0  # seconds that the end of a run waits for trackers
 
 
 @dataclass(frozen=True)
 class History:
-    """Describe metrics.jsonl when training (re)started, and from which step."""
+    """Describe the contents of metrics.jsonl when training (re)started, and the step from which it started."""
 
     kept_since: Callable[[int], Iterable[Record]]
-    """Returns what it holds of a step and later ones, in order."""
+    """Returns its lines of a step and later ones, in order."""
     dropped: list[Record]
-    """Lines of later steps, which are repeated."""
+    """Lines of later steps, which training will repeat."""
     step: int
     returns: list[int]
-    """Steps that guards sent the run back to, in order, since it began."""
+    """Steps to which guards have sent the run back, in order, since it began."""
 
 
 class Position:
     """Record what a tracker has received: everything before a step, and some keys of that step.
 
     Args:
-        step: that it has come to.
-        keys: of that step's lines.
+        step: the step that it has reached.
+        keys: keys of that step's lines that it has received.
     """
 
     def __init__(self, step: int = -1, keys: Iterable[str] = ()) -> None:
         self.step, self.keys = step, set(keys)
 
     def lacks(self, record: Record) -> set[str]:
-        """Return the keys of a line that it lacks; of several lines of a step, `tokens` is sent once."""
+        """Return the keys of a line that the tracker lacks; `tokens`, in several lines of a step, is sent once."""
         if record["step"] < self.step:
             return set()
         return set(record) - (self.keys if record["step"] == self.step else set())
@@ -70,10 +70,10 @@ class Feed:
     """Send lines to one tracker from a thread until it fails, so that its speed and errors do not affect training.
 
     Args:
-        name: of the tracker.
-        kind: is opened in the thread, since it may import much and wait for a network.
-        run: what it is about.
-        history: what came before.
+        name: name of the tracker.
+        kind: class of the tracker, opened in the thread, since it may import much and wait for a network.
+        run: description of the run.
+        history: contents of metrics.jsonl so far.
     """
 
     def __init__(self, name: str, kind: type[Tracker], run: TrackedRun, history: History) -> None:
@@ -126,7 +126,7 @@ class Feed:
         """Open the tracker, and queue the existing lines that it lacks."""
         history, void = self._history, self._history.step + 1
         missing = [record for record in history.kept_since(self._got.step) if self._got.lacks(record)]
-        if self._kind.rewinds and missing:  # of the first of them it may have a part
+        if self._kind.rewinds and missing:  # it may already have part of the first of them
             void = missing[0]["step"]
             self._got = Position(void)
             missing = [*history.kept_since(void)]

@@ -1,4 +1,4 @@
-"""Define the interface of a tracker: a place besides metrics.jsonl to look at the numbers of many runs."""
+"""Define the interface of a tracker: a service besides metrics.jsonl that shows the numbers of many runs."""
 
 import re
 from abc import ABC, abstractmethod
@@ -12,13 +12,13 @@ QUERY = re.compile(r"(://[^?\s]*)\?[^\s'\")]*")
 
 
 def without_secrets(text: str) -> str:
-    """Return a text with its addresses as anybody may read them: without user, password and query."""
+    """Return a text in which all addresses are without user, password and query, so that it can be logged."""
     return QUERY.sub(r"\1", USER.sub("", text))
 
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """Hold what a tracker is told about a run before its first number."""
+    """Hold the description of a run that a tracker gets before the first number."""
 
     folder: Path
     project: str
@@ -30,18 +30,18 @@ class TrackedRun:
 
 
 class Tracker(ABC):
-    """Take the numbers of one attempt of a run. Whatever cannot be sent is an exception, of any kind.
+    """Receive the numbers of one attempt of a run. If they cannot be sent, methods raise an exception of any type.
 
     Args:
-        run: what it is about.
+        run: description of the run.
         run_id: `self.run_id` of the previous attempt, or None if the run is new here.
-        step: what the tracker has of this and later steps is void, if it can discard data (`rewinds`).
+        step: the tracker discards its data of this and later steps, if it can (`rewinds`).
     """
 
     package: ClassVar[str | None] = None
     """The package that it needs, installed by an extra of the same name, or None."""
     rewinds: ClassVar[bool] = False
-    """Whether the steps that a resumed run makes again take the place of those before. Else they are not sent again."""
+    """Whether steps that a resumed run repeats replace those sent before. If not, they are not sent again."""
 
     run_id: str
     """The tracker's id of the run, the same in every attempt."""
@@ -53,10 +53,10 @@ class Tracker(ABC):
 
     @classmethod  # noqa: B027 - most kinds need nothing
     def check(cls) -> None:
-        """Refuse to start where only the user can help.
+        """Refuse to start if the tracker needs something that only the user can provide.
 
         Raises:
-            ValueError: says what is missing and how to give it.
+            ValueError: says what is missing and how to provide it.
         """
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""Track by MLflow: on the server of MLFLOW_TRACKING_URI, or without one in a database beside the run folders."""
+"""Track by MLflow: on the server MLFLOW_TRACKING_URI, or if it is not set, in a database beside the run folders."""
 
 import os
 import re
@@ -19,7 +19,7 @@ REFUSED = re.compile(r"[^\w./ -]")  # in the name of a metric
 class MLflow(Tracker):
     """Log metrics to a run of MLflow, which each attempt sets to running again.
 
-    Parameters of MLflow cannot be changed: they are those of the first attempt.
+    MLflow cannot change parameters, so they are those of the first attempt.
     """
 
     package = "mlflow"
@@ -58,12 +58,12 @@ class MLflow(Tracker):
 
 
 def permitted(key: str) -> str:
-    """Return the name of a metric, with _ for what MLflow permits in none: eval/c__/loss for a corpus called c++."""
+    """Return the name of a metric, with _ for each character that MLflow forbids: eval/c__/loss for a corpus c++."""
     return REFUSED.sub("_", key)
 
 
 def _experiment(client: "MlflowClient", name: str) -> str:
-    """Return the id of an experiment, made if need be; another run may be making it."""
+    """Return the id of an experiment, creating it if necessary; another run may create it at the same time."""
     from mlflow.exceptions import MlflowException
 
     found = client.get_experiment_by_name(name)
@@ -78,6 +78,6 @@ def _experiment(client: "MlflowClient", name: str) -> str:
 
 
 def _in_parts(items: list[T], size: int) -> Iterator[list[T]]:
-    """Yield so many items at a time."""
+    """Yield the items in lists of up to `size`."""
     for first in range(0, len(items), size):
         yield items[first : first + size]

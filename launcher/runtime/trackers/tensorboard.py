@@ -7,7 +7,7 @@ from plumbline.launcher.runtime.trackers.kind import TrackedRun, Tracker
 
 
 class TensorBoard(Tracker):
-    """Write an event file for each attempt; where it starts, TensorBoard forgets what came later before."""
+    """Write an event file for each attempt; TensorBoard discards steps of earlier attempts from its start on."""
 
     package = "tensorboard"
     rewinds = True
@@ -20,7 +20,7 @@ class TensorBoard(Tracker):
         self._has_layout = False
 
     def add(self, step: int, values: Mapping[str, float]) -> None:
-        """Add points; before the first of diagnostics, say that a quantity of all blocks is drawn in one chart."""
+        """Add points; before the first diagnostics, define charts that show a quantity of all blocks together."""
         if not self._has_layout and (layout := _charts(values)):
             self._file.add_layout(layout)
             self._has_layout = True
@@ -32,7 +32,7 @@ class TensorBoard(Tracker):
 
 
 def _charts(values: Mapping[str, float]) -> dict[str, dict[str, Any]]:
-    """Return category -> chart -> its lines of quantities that each block has: keys KIND/QUANTITY/BLOCK."""
+    """Return category -> chart -> its lines, for quantities that each block has: keys KIND/QUANTITY/BLOCK."""
     charts: dict[str, dict[str, Any]] = {}
     for key in sorted(values):
         kind, *rest = key.split("/")

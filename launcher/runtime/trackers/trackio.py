@@ -1,4 +1,4 @@
-"""Track by Trackio: on this machine (TRACKIO_DIR), or where TRACKIO_SPACE_ID or TRACKIO_SERVER_URL say."""
+"""Track by Trackio: on this machine (TRACKIO_DIR), or on the server of TRACKIO_SPACE_ID or TRACKIO_SERVER_URL."""
 
 import secrets
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from plumbline.launcher.runtime.trackers.kind import TrackedRun, Tracker
 
 
 class Trackio(Tracker):
-    """Log rows to a run of Trackio, which each attempt resumes by its name, made unique for that."""
+    """Log rows to a run of Trackio, which each attempt resumes by its unique name."""
 
     package = "trackio"
 

@@ -1,6 +1,7 @@
-"""Track by Weights & Biases: a run of its own kind for each run folder, online or, with WANDB_MODE=offline, on disk.
+"""Track by Weights & Biases: one wandb run for each run folder, online or, with WANDB_MODE=offline, on disk.
 
-What wandb itself reads of the environment holds: WANDB_ENTITY, WANDB_BASE_URL, WANDB_TAGS, WANDB_RUN_GROUP and so on.
+The environment variables of wandb have their usual effect: WANDB_ENTITY, WANDB_BASE_URL, WANDB_TAGS, WANDB_RUN_GROUP
+and so on.
 """
 
 import secrets
@@ -13,7 +14,7 @@ class WeightsAndBiases(Tracker):
     """Log rows to a run of wandb, which each attempt resumes by its id.
 
     The step is a column of its own and the x axis. wandb's internal step counts rows and may not go back, while the
-    evaluation of a step can come an attempt after the step; and `wandb sync` puts offline attempts behind each other.
+    evaluation of a step can come an attempt after the step; and `wandb sync` appends offline attempts to each other.
     """
 
     package = "wandb"
@@ -30,7 +31,7 @@ class WeightsAndBiases(Tracker):
             config=dict(run.config),
             resume="allow",
             allow_val_change=True,
-            reinit="create_new",  # a worker of a sweep may still have a run that was given up
+            reinit="create_new",  # a worker of a sweep may still have an unfinished run open
             settings=wandb.Settings(console="off", silent=True),
         )
         self._run.define_metric("step", hidden=True)
@@ -40,7 +41,7 @@ class WeightsAndBiases(Tracker):
 
     @classmethod
     def check(cls) -> None:
-        """Refuse to start online when nobody is logged in, which wandb would ask for on the terminal."""
+        """Refuse to start online without a login, for which wandb would ask on the terminal."""
         import wandb
 
         mode = wandb.setup(wandb.Settings(silent=True)).settings.mode
