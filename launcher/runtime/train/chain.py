@@ -1,4 +1,4 @@
-"""Write down in chain.jsonl what each step trained on and reported, and which checkpoints were saved.
+"""Record in chain.jsonl what each step trained on and reported, and which checkpoints were saved.
 
 Each rank hashes its own samples on the host while the device computes the step. The digests are summed over ranks every
 TOGETHER steps, in an asynchronous message, and before a checkpoint, where training waits anyway.
@@ -91,7 +91,7 @@ class ChainWriter:
     def catch_up(self, written: int | None) -> None:
         """Write all steps that have reported, then the newest checkpoint. Collective.
 
-        No checkpoint may be in the course of being written.
+        No checkpoint may be being written.
 
         Args:
             written: step of the last checkpoint that this process wrote, or 0 if none. None if the call depends on

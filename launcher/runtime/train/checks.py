@@ -23,7 +23,7 @@ def open_checked(config: Config, plan: RunPlan, world: World, alone: bool = True
         alone: whether no other process checks the same; if one does, call `check_together` once they have met.
 
     Raises:
-        ValueError: the phases of the schedule are longer than the run; a corpus is not there, damaged or too small; the
+        ValueError: the phases of the schedule are longer than the run; a corpus is missing, damaged or too small; the
             ranks cannot share a batch evenly; a branch does not continue its parent; train.initialize_from is another
             model, or of another tokenizer; or guards.transfer.base logged no sizes of updates.
     """
@@ -31,16 +31,16 @@ def open_checked(config: Config, plan: RunPlan, world: World, alone: bool = True
     inputs = open_inputs(config, world, check_sizes=alone)
     branch.check(config, inputs.fingerprints)
     initial_weights.check(config)
-    read_base(config.guards.transfer, most=1)  # or the guard would refuse it once the engine is built
+    read_base(config.guards.transfer, most=1)  # otherwise the guard would refuse it only once the engine is built
     if alone:
         initial_weights.check_tokenizer(config, inputs)
     return inputs
 
 
 def check_together(config: Config, plan: RunPlan, inputs: Inputs, world: World) -> None:
-    """Check what ranks find out together, and on one of them what all others would find as well. Collective.
+    """Make the checks that need all ranks, and on rank 0 those whose result is the same on all ranks. Collective.
 
-    That one looks at the files of corpora, which may be too many for all to ask for, and warns. A rank that is alone
+    Rank 0 alone checks the files of corpora, which may be too many for every rank to check, and warns. A single process
     has done this in `open_checked`.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Say how a run ends that met an error: by which exit code, and which nodes are to blame."""
+"""Determine the exit code of a run that ends with an error, and the nodes to blame."""
 
 import os
 from contextlib import suppress
@@ -29,11 +29,11 @@ EXPLAINED = (
     MissingGPUError,
     OSError,
 )
-"""Errors whose sentence says what to do; others are bugs once training has begun, or have a code of their own."""
+"""Errors whose message says what to do; once training has begun, others are bugs or have their own exit code."""
 RAISED_ON_ALL_RANKS = (UnsavedError, TrainingError, UnfitError, RunLockedError, UnlikeManifestError)
-"""Errors that every rank has, so that rank 0 alone need log them."""
+"""Errors that every rank raises, so that only rank 0 needs to log them."""
 MAY_PASS = (OSError, UnmetError, UnfitError, MissingGPUError)
-"""Those that another attempt, on other nodes or a little later, may not meet."""
+"""Errors that may not recur in another attempt, on other nodes or a little later."""
 LESS_MEMORY = (
     "train.activation_checkpointing=auto or full, a smaller data.micro_batch_size and deepspeed.zero_stage=auto take "
     "less, and plan.py --devices says how much"
@@ -41,14 +41,16 @@ LESS_MEMORY = (
 
 
 def code_of(error: Exception, folder: Path, step: int = 0) -> int:
-    """Return the exit code of a run that ends by an error; CRASHED for a bug.
+    """Return the exit code of a run that ends with an error, or CRASHED for a bug.
+
+    A run that has completed a step or has a checkpoint has worked before, so its error may be temporary. In a Slurm
+    job, the same holds for an error that may be caused by a node. After such an error a Slurm job is tried again, as
+    often as PLUMBLINE_FRUITLESS_ATTEMPTS permits.
 
     Args:
-        error: what ends it.
-        folder: of the run.
-        step: that it has come to in this attempt. A run that has a step, or a checkpoint, has worked before: what ends
-            it now may pass, as may in a job of Slurm what may be the fault of a node. Slurm tries again as often as
-            PLUMBLINE_FRUITLESS_ATTEMPTS lets it.
+        error: the error.
+        folder: the run folder.
+        step: number of completed steps of the run; 0 before training begins.
     """
     if isinstance(error, UnsavedError):
         return UNSAVED
@@ -66,7 +68,7 @@ def code_of(error: Exception, folder: Path, step: int = 0) -> int:
 
 
 def user_facing(error: Exception) -> Exception:
-    """Return an error that says which node it was and what to do, where that of torch or CUDA does not."""
+    """Return the error, or in place of one of torch or CUDA about a device, one that names the node and the remedy."""
     if is_out_of_memory(error):
         return out_of_memory(error, node_name(), LESS_MEMORY)
     if not is_of_device(error):
@@ -78,13 +80,13 @@ def user_facing(error: Exception) -> Exception:
 
 
 def accuse_nodes(error: Exception, folder: Path) -> None:
-    """Note, within a Slurm job, the nodes that an error speaks against, for the next attempt to leave out."""
+    """Record, within a Slurm job, the nodes that an error shows to be faulty, for the next attempt to exclude."""
     if own_job() is None:
         return
     by_main = os.environ.get("RANK", "0") == "0"
-    with suppress(OSError):  # then the next attempt finds out
+    with suppress(OSError):  # then the next attempt finds the fault itself
         match error:
-            case UnfitError() if by_main:  # all ranks have it
+            case UnfitError() if by_main:  # all ranks raise it
                 accuse(folder / "slurm", error.nodes, UNFIT)
             case WrongNodeError() if by_main:
                 accuse(folder / "slurm", error.nodes, WRONG)
@@ -95,9 +97,9 @@ def accuse_nodes(error: Exception, folder: Path) -> None:
 
 
 def _may_be_of_a_node(error: Exception) -> bool:
-    """Return whether a job that has just begun may meet an error because of a node that it was given."""
+    """Return whether an error of a job that has just begun may be caused by one of its nodes."""
     match error:
-        case UnmetError() | MissingGPUError():  # ranks that do not meet may wait for one that has died
+        case UnmetError() | MissingGPUError():  # ranks that cannot connect may be waiting for one that has died
             return True
         case UnfitError():
             return bool(error.nodes)
@@ -109,7 +111,7 @@ def _may_be_of_a_node(error: Exception) -> bool:
 def _has_checkpoint(folder: Path) -> bool:
     try:
         return newest_checkpoint(folder) is not None
-    except PermissionError:  # of somebody else's folder
+    except PermissionError:  # the folder belongs to another user
         return False
-    except OSError:  # the disk is away
+    except OSError:  # the disk is unavailable: assume that there is one
         return True

@@ -44,7 +44,7 @@ class SpeedMeter:
         self._time, self._step = time.perf_counter(), step
 
     def read(self, step: int, done: float | None = None) -> dict[str, float | None]:
-        """Return tokens_per_second and mfu since the last restart or reading; warn when the peak turns out wrong.
+        """Return tokens_per_second and mfu since the last restart or reading; warn if the peak turns out to be too low.
 
         Args:
             step: the step that is read.

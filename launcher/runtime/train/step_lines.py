@@ -10,7 +10,7 @@ from plumbline.launcher.runtime.engine.step_result import StepResult, StepUnderW
 from plumbline.launcher.runtime.train.speed import SpeedMeter
 
 WAITS = {"data_wait": "data_wait", "checkpoint": "checkpoint_stall"}
-"""Buckets of the ledger in which no step is computed -> keys of the line for their seconds."""
+"""Buckets of the ledger for time outside of steps -> keys of the line for their seconds."""
 
 
 @dataclass(frozen=True)
@@ -27,10 +27,10 @@ class MadeStep:
 
 
 class StepLines:
-    """Make lines, each about the time since the line before.
+    """Make lines, each about the time since the previous line.
 
     Args:
-        names: of the objective's reports.
+        names: names of the objective's reports.
         meter: measures speed.
     """
 

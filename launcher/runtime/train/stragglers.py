@@ -1,4 +1,4 @@
-"""Name a rank that is slower than the others, so that they wait for it in every step.
+"""Name a rank that is slower than the others, which have to wait for it in every step.
 
 In data-parallel training a step takes equally long on every rank: fast ranks wait in collectives for the slow one, so
 step times do not show which it is. Local work does: how long a rank waits for its own data, and how long a fixed matrix

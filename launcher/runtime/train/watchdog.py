@@ -1,9 +1,9 @@
-"""End a run in which nothing moves, once every rank has written where it stands, and name the rank that holds it up.
+"""End a run that hangs, after every rank has written its stacks, and name the rank that the others wait for.
 
-A collective waits for the last rank. When one is frozen, stuck in its own work or gone without a word, the others wait
-in the same call until its timeout, and nothing says for whom. So each rank watches itself: when it has not moved for
-`train.hang_minutes`, it writes the stacks of its threads to a file of its own, and on a GPU its last collectives to
-another. Whoever wrote nothing, or stands anywhere but in a collective while others do, is what they wait for.
+A collective waits for the slowest rank. When a rank is frozen, stuck in its own work or has died silently, the others
+wait in the same call until its timeout, and no error says for which rank. So each rank watches itself: when it has made
+no progress for `train.hang_minutes`, it writes the stacks of its threads to a file, and on a GPU its last collectives
+to another. The others wait for each rank that wrote nothing, or that is not in a collective while others are.
 """
 
 import math
@@ -27,10 +27,10 @@ from plumbline.launcher.runtime.system.log import LOG
 from plumbline.launcher.runtime.system.nodes import node_name, own_job
 from plumbline.launcher.runtime.system.world import World
 
-GRACE = 5.0  # seconds that ranks have to write, which do not notice at the same moment
-PATIENCE = 30.0  # seconds that writing may take beyond that: the disk may be what hangs
+GRACE = 5.0  # seconds for all ranks to write their stacks, since they do not notice the hang at the same moment
+PATIENCE = 30.0  # further seconds that writing may take: the disk may be the cause of the hang
 COLLECTIVE = ("torch/distributed/", "deepspeed/comm/", "runtime/system/collectives.py")
-"""Parts of file names by which a rank that waits for others is known."""
+"""Parts of file names in the stack of a rank that waits for others."""
 FOR_THE_DEVICE = (
     "torch/cuda/",
     "torch/autograd/graph.py",
@@ -39,20 +39,22 @@ FOR_THE_DEVICE = (
     "launcher/runtime/train/evaluation.py",
     "launcher/runtime/train/guards/",
 )
-"""The same of a rank that may wait for its GPU, and so, for all that it knows, for others: wherever a number is read
-from there. In a backward pass a thread of autograd's does."""
+"""Parts of file names in the stack of a rank that waits for its GPU, which may itself be waiting for other ranks: all
+places that read a number from the GPU. In a backward pass, a thread of autograd does."""
 TRACE = "nccl_trace_rank_"
-"""What names of files with the last collectives begin with: what torchfrtrace looks for."""
+"""Prefix of the names of files with the last collectives, for which torchfrtrace looks."""
 
 
 class Watchdog:
-    """Watch this process from a thread, from its start on: a rank that dies before ranks have met is missed by nobody.
+    """Watch this process from a thread.
+
+    It begins when the process starts, because no other rank notices one that dies before the ranks have connected.
 
     Args:
-        folder: where stacks go, shared by all ranks.
-        world: this process among all; there need be no process group yet.
-        minutes: how long nothing may move; None: no watching.
-        end: ends the process with an exit code; not by an exception, which the loop would never see.
+        folder: folder for the stacks, shared by all ranks.
+        world: this process among all; the process group need not be up.
+        minutes: how long there may be no progress; None disables the watchdog.
+        end: ends the process with an exit code. It must not raise an exception, which would end only the thread.
     """
 
     def __init__(
@@ -63,7 +65,7 @@ class Watchdog:
         self._nodes = ["" for _ in range(world.size)]
         self._doing, self._since = "meeting the other ranks", time.monotonic()
         self.tell: Callable[[int, str], object] | None = None
-        """Is told exit code and reason before the process ends."""
+        """Called with exit code and reason before the process ends."""
         if minutes is not None:
             threading.Thread(target=self._watch, args=(60 * minutes,), daemon=True).start()
 
@@ -72,11 +74,11 @@ class Watchdog:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Watch no longer."""
+        """Stop watching."""
         self.stop()
 
     def ranks_have_met(self) -> None:
-        """Learn the nodes of all ranks and delete what an earlier attempt left. Collective, under the run's lock."""
+        """Gather the nodes of all ranks, and delete files of an earlier attempt. Collective, under the run's lock."""
         if self._minutes is None:
             return
         if self._world.is_main:
@@ -85,7 +87,7 @@ class Watchdog:
         self.beat("starting")
 
     def beat(self, doing: str) -> None:
-        """Note that this process goes on, and what it does next."""
+        """Record that this process makes progress, and what it does next."""
         self._doing, self._since = doing, time.monotonic()
 
     def suspend(self) -> None:
@@ -93,7 +95,7 @@ class Watchdog:
         self._since = math.inf
 
     def stop(self) -> None:
-        """Watch no longer."""
+        """Stop watching."""
         self._stopped.set()
 
     def _watch(self, seconds: float) -> None:
@@ -106,7 +108,7 @@ class Watchdog:
                 return
 
     def _say(self, seconds: float) -> None:
-        """Report, and tell the status of the run, as far as the disk lets."""
+        """Report the hang, and record it in the status of the run, as far as the disk permits."""
         try:
             self._report(seconds)
         except OSError as error:
@@ -121,22 +123,22 @@ class Watchdog:
             signal.setitimer(signal.ITIMER_REAL, 0)
 
     def _report(self, seconds: float) -> None:
-        """Write where this rank stands, then say of all ranks that wrote what holds them up."""
+        """Write the stacks of this rank; then, on one rank, log which rank all others wait for."""
         self._folder.mkdir(parents=True, exist_ok=True)
         mine = _file(self._folder, self._world.rank)
         mine.write_text(f"rank {self._world.rank} on {node_name()}, {self._doing}\n\n{stacks()}", encoding="utf-8")
         time.sleep(GRACE)
-        # What is older is of an earlier attempt, one that did not come as far as `ranks_have_met` either
+        # Older files are of an earlier attempt; they are still there if this one did not reach `ranks_have_met`
         oldest = mine.stat().st_mtime - seconds
         ranks = {_file(self._folder, rank): rank for rank in range(self._world.size)}
         there = (file for file in sorted(self._folder.iterdir()) if file in ranks)
         fresh = (file for file in there if file.stat().st_mtime > oldest)
         first = next(fresh)
-        if first == mine:  # the lowest rank speaks for all: each of hundreds would ask the disk for all files of all
+        if first == mine:  # only the lowest rank reports: hundreds of ranks would each read the files of all
             self._tell_of_all({ranks[file]: file.read_text(encoding="utf-8") for file in (first, *fresh)})
 
     def _tell_of_all(self, texts: Mapping[int, str]) -> None:
-        """Say who holds the ranks up, by what each of them wrote, and accuse the nodes of those that wrote nothing."""
+        """Log which ranks the others wait for, by their stacks, and accuse the nodes of ranks that wrote none."""
         waits = (*COLLECTIVE, *(FOR_THE_DEVICE if self._world.device.type == "cuda" else ()))
         why = "; ".join(suspects(texts, self._nodes, waits)) or "no rank stands apart from the others"
         LOG.error(
@@ -144,12 +146,12 @@ class Watchdog:
             f"stacks in {self._folder}"
         )
         silent = [node for rank, node in enumerate(self._nodes) if node and rank not in texts]
-        # Of more it may be this rank that stands still, alone, while others bear with it
+        # If half of the ranks or more are silent, this rank may be the one that hangs, not they
         if own_job() is not None and 2 * len(silent) < self._world.size:
             accuse(self._folder.parent / "slurm", sorted({*silent}), FROZEN)
 
     def _write_trace(self) -> None:
-        """Write the last collectives of this rank, which asks a device that may be broken."""
+        """Write the last collectives of this rank, last of all, since a broken device may not respond."""
         try:
             trace = last_collectives()
             if trace is not None:
@@ -159,14 +161,14 @@ class Watchdog:
 
 
 def watch(config: Config, world: World) -> Watchdog:
-    """Watch this process of a run as its configuration says."""
+    """Return a watchdog for this process of a run, as its configuration says."""
     return Watchdog(config.run.folder / "stacks", world, config.train.hang_minutes)
 
 
 def stacks() -> str:
-    """Return what each thread of this process is doing, the main thread first, innermost calls last.
+    """Return the stack of each thread of this process, the main thread first, innermost calls last.
 
-    Those that C++ has started are among them, without a name: in one of these a backward pass on a GPU calls hooks.
+    Threads started by C++ are included, without a name: in one of them a backward pass on a GPU calls hooks.
     """
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     frames = sorted(sys._current_frames().items(), key=lambda item: item[0] != threading.main_thread().ident)
@@ -176,18 +178,18 @@ def stacks() -> str:
 
 
 def last_collectives() -> bytes | None:
-    """Return what torch's flight recorder has of NCCL, as torchfrtrace reads it; None: torch was built without NCCL."""
+    """Return NCCL's collectives from torch's flight recorder, for torchfrtrace, or None if torch lacks NCCL."""
     dump = getattr(_distributed_c10d, "_dump_nccl_trace", None)
     return None if dump is None else dump()
 
 
 def suspects(texts: Mapping[int, str], nodes: Sequence[str], waits: Sequence[str] = COLLECTIVE) -> list[str]:
-    """Say for which ranks the others wait: those that wrote nothing, and those that stand outside of a collective.
+    """Return a description of each rank that the others wait for: it wrote nothing, or is not in a collective.
 
     Args:
-        texts: rank -> what it wrote.
-        nodes: of all ranks; empty where they have not met.
-        waits: parts of file names by which a rank that waits is known.
+        texts: rank -> the text that it wrote.
+        nodes: names of the nodes of all ranks; empty names if the ranks have not connected.
+        waits: parts of file names in the stack of a rank that waits.
     """
     named = [f"rank {rank} on {node}" if node else f"rank {rank}" for rank, node in enumerate(nodes)]
     silent = [
@@ -204,7 +206,7 @@ def suspects(texts: Mapping[int, str], nodes: Sequence[str], waits: Sequence[str
 
 
 def _main_stack(text: str) -> str:
-    """Return the stack of the main thread of a rank's file, which comes first."""
+    """Return the stack of the main thread, which is the first in a rank's file."""
     return text.split("\n\n", 2)[1]
 
 

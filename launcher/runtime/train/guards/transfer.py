@@ -1,16 +1,17 @@
-"""Record how far the table of the parameterization is in force, and warn where it is not as in the base run.
+"""Record the size of updates for each role of tensor, and warn if it differs from the base run.
 
-Hyperparameters carry over from a small model as long as each role of tensor moves as its row of the table says. So the
-size of an update is taken over the one that the optimizer's state implies (`OptimizerKind.unit_update`):
+Hyperparameters transfer from a small model as long as the tensors of each role are updated as their row of the
+parameterization's table says. So the size of an update is measured relative to the one that the optimizer's state
+implies (`OptimizerKind.unit_update`):
 
     size(role) = rms((W' - W + lr decay W) / lr) / rms(unit)       lr, decay: of the row, at this step
 
-For AdamW, unit = m / sqrt(v) with the bias corrections of this step, so that the size is 1 where eps is small beside
-sqrt(v), at any width, depth, data and step; how far below 1 it is shows how much eps takes away, which is the same at
-all sizes where eps follows the table. A rate that never reached the optimizer, an eps that does not scale, and a count
-of Adam's steps that several groups share move it; how the gradients look does not.
+For AdamW, unit = m / sqrt(v) with the bias corrections of this step. So the size is 1 at any width, depth, data and
+step if eps is small compared with sqrt(v). A size below 1 shows how much eps reduces the update, and that is the same
+for models of all sizes if eps follows the table. The size changes if a learning rate never reached the optimizer, if
+eps does not scale, or if several groups share a count of Adam's steps. It does not depend on what the gradients are.
 
-Updates 1, 2, 4, 8, ... are looked at: what is wrong from the start is seen there, and the rest costs nothing.
+Only updates 1, 2, 4, 8, ... are measured: they show mistakes that exist from the start, and other updates cost nothing.
 """
 
 from collections.abc import Iterator, Mapping
@@ -34,8 +35,8 @@ from plumbline.launcher.runtime.system.collectives import from_main, sum_over_ra
 from plumbline.launcher.runtime.system.log import LOG
 from plumbline.launcher.runtime.train.guards.guard import Guard
 
-SIZE = "step_size/"  # of a role, in metrics.jsonl
-RATIO = "transfer/"  # of its size to that in the base run
+SIZE = "step_size/"  # size of a role's update, in metrics.jsonl
+RATIO = "transfer/"  # ratio of a role's size to that in the base run
 DIGITS = 6  # significant ones in a record
 
 Sizes = Mapping[int, Mapping[str, float]]
@@ -43,23 +44,23 @@ Sizes = Mapping[int, Mapping[str, float]]
 
 
 class Transfer(Guard):
-    """Measure the sizes of updates by role, and compare them with those of the base run. All ranks make one together.
+    """Measure the sizes of updates by role, and compare them with the base run. All ranks create one together.
 
-    From before an update that is looked at until after it, a copy of this rank's share of the weights is held.
+    During an update that is measured, a copy of this rank's share of the weights is kept.
 
     Args:
-        engine: what trains.
-        settings: which run is the base, and how far a size may be from that of the base.
+        engine: the engine that trains.
+        settings: the base run, and how far a size may be from that of the base.
 
     Raises:
-        ConfigError: the base run has no such sizes.
+        ConfigError: the base run logged no sizes.
     """
 
     name = "transfer"
 
     def __init__(self, engine: Engine, settings: TransferConfig) -> None:
         self._engine, self._factor = engine, settings.factor
-        self._base = from_main(partial(read_base, settings), engine.world)  # a long log, which one rank reads
+        self._base = from_main(partial(read_base, settings), engine.world)  # one rank reads the long log
         groups = {name: group for group in engine.settings.values() for name in group["parameters"]}
         self._rows = {
             row.name: (row, groups[row.name], unit_update)
@@ -69,23 +70,23 @@ class Transfer(Guard):
         self._roles = sorted({row.role for row, *_ in self._rows.values()})
         self._step, self._lr, self._skipped = 0, 0.0, 0
         self._before: dict[str, Tensor] = {}
-        self._sums: dict[int, Tensor] = {}  # of steps that were looked at and not read yet
+        self._sums: dict[int, Tensor] = {}  # sums of steps that were measured but not read yet
         self._outside: set[str] = set()
 
     def before_step(self, step: int, _micro_batches: int) -> None:
-        """Remember which step comes, and the base learning rate that the schedule has for it."""
+        """Record the next step and its base learning rate by the schedule."""
         plan = self._engine.plan
         self._step, self._lr = step, plan.lr_after(plan.batch_plan.tokens_before(step - 1))
 
     @torch.no_grad()
     def before_update(self) -> None:
-        """Keep the weights, if this update is looked at."""
+        """Copy the weights, if this update is measured."""
         if self._lr and self._step & (self._step - 1) == 0:
             self._before = {name: weight.clone() for name, weight in self._engine.master_pieces() if name in self._rows}
 
     @torch.no_grad()
     def after_update(self) -> None:
-        """Sum the squares of the updates and of the unit updates, by role. Collective, if this update is looked at."""
+        """Sum the squares of the updates and of the unit updates, by role. Collective, if this update is measured."""
         if not self._before:
             return
         sums = torch.zeros(len(self._roles), 2, dtype=torch.float64, device=self._engine.world.device)
@@ -101,23 +102,23 @@ class Transfer(Guard):
         row, group, unit_update = self._rows[piece.name]
         lr, before, state = self._lr * row.lr_multiplier, self._before[piece.name], self._engine.optimizer_state
         of_shard = {key: value for key, value in state.get(piece.shard, {}).items() if _is_like(value, piece.shard)}
-        if not (of_shard and lr):  # no update was applied yet, or none is meant to be
+        if not (of_shard and lr):  # no update was applied yet, or the rate is 0
             return before.new_zeros(2, dtype=torch.float64)
         update = (piece.of(piece.shard) - before * (1 - lr * row.weight_decay)) / lr
         unit = unit_update({key: piece.of(value) for key, value in of_shard.items()}, group, self._step - self._skipped)
         return torch.stack([values.square().sum(dtype=torch.float64) for values in (update, unit)])
 
     def after_step(self, _step: int, result: StepResult) -> None:
-        """Count skipped updates, which Adam's own count of steps leaves out, and drop what was measured of them.
+        """Count skipped updates, which Adam does not count as steps, and drop their measurements.
 
-        A step that was looked at before this one was read had a count too many, and is forgotten as well.
+        A step that was measured before this result was read assumed one step too many, so it is dropped as well.
         """
         if not result.applied:
             self._skipped += 1
             self._sums.clear()
 
     def found(self, step: int) -> dict[str, float]:
-        """Return the sizes by role, and their ratios to those of the base run; warn of each that leaves its band."""
+        """Return the sizes by role, and their ratios to those of the base run; warn of roles that leave their band."""
         if step not in self._sums:
             return {}
         pairs = zip(self._roles, self._sums.pop(step).tolist(), strict=True)
@@ -131,7 +132,7 @@ class Transfer(Guard):
         return {key: float(f"{value:.{DIGITS}g}") for key, value in named.items()}
 
     def _warn(self, step: int, ratios: Mapping[str, float]) -> None:
-        """Warn of the roles that left their bands; of one that was outside already only once it was back."""
+        """Warn of roles whose ratio left the allowed band; again only after it has been back inside."""
         outside = {role for role, ratio in ratios.items() if not 1 / self._factor <= ratio <= self._factor}
         new = ", ".join(f"{role} ({ratios[role]:.3g})" for role in sorted(outside - self._outside))
         if new:
@@ -144,11 +145,11 @@ class Transfer(Guard):
 
     @property
     def state(self) -> dict[str, Any]:
-        """Return how many updates were skipped, and the roles that are outside of their bands."""
+        """Return the number of skipped updates, and the roles that are outside of their band."""
         return {"skipped": self._skipped, "outside": sorted(self._outside)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on counting, and remember of which roles the log has been told."""
+        """Restore the number of skipped updates, and the roles that were already warned of."""
         self._skipped, self._outside = int(state.get("skipped", 0)), set(map(str, state.get("outside", ())))
 
 
@@ -157,14 +158,14 @@ def _is_like(value: Any, shard: Tensor) -> bool:
 
 
 def read_base(settings: TransferConfig, most: int | None = None) -> Sizes:
-    """Return the sizes of updates that the base run logged; without a base, none.
+    """Return the sizes of updates that the base run logged, or none without a base.
 
     Args:
-        settings: name the base.
-        most: steps to read the sizes of, from the first one on; None: all, for which the whole log is read.
+        settings: the settings with the base.
+        most: maximum number of steps whose sizes are read, from the first one on; None reads the whole log.
 
     Raises:
-        ConfigError: it logged none, or is no run.
+        ConfigError: the base is not a run, or logged no sizes.
         DamagedFileError: a line of its log is damaged.
     """
     if settings.base is None:
@@ -182,7 +183,7 @@ def read_base(settings: TransferConfig, most: int | None = None) -> Sizes:
 
 
 def _sizes_in(file: Path) -> Iterator[tuple[int, dict[str, float]]]:
-    """Yield each step whose update was looked at, and role -> size."""
+    """Yield each step whose update was measured, and role -> size."""
     for step, record in read_metrics(file):
         found = {key.removeprefix(SIZE): value for key, value in record.items() if key.startswith(SIZE)}
         for role, value in found.items():
