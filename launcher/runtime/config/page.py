@@ -13,19 +13,20 @@ from plumbline.launcher.runtime.config.synonyms import SYNONYMS, WITHOUT_KEY
 HEAD = """\
 # The configuration: every key
 
-Written from the schema by `python tests/benchmarks/write_configuration.py`; a test compares the two. What is said of a
-key stands beside its field in the sources.
+`python tests/benchmarks/write_configuration.py` writes this page from the schema, and a test checks that it is up to
+date. The description of a key is the docstring of its field in the sources.
 
-A run is one YAML file (`--config FILE`) of the sections below. `extends: OTHER.yaml` lays it over another file, whose
-path is relative to it; `section.key=value` on the command line is laid over both. Sections are merged key by key, lists
-are replaced whole, and `SECTION: null` (`SECTION=null`) takes a section away. `${section.key}` inserts the value of
-another key. An unknown key, a wrong type or a value that does not fit is an error, and all of them are told at once.
-`python launcher/pretrain.py --config FILE --print-config` prints what came of it, and the run folder keeps it as
-`config.yaml`. What becomes of a change when a run resumes is a table in [runs.md](runs.md#resuming).
+A run is configured by one YAML file (`--config FILE`) with the sections below. With `extends: OTHER.yaml`, the file
+overrides values of another file, whose path is relative to it. `section.key=value` on the command line overrides both.
+Sections are merged key by key, lists are replaced whole, and `SECTION: null` (`SECTION=null`) removes a section.
+`${section.key}` inserts the value of another key. An unknown key, a wrong type or an invalid value is an error, and all
+errors are reported at once. `python launcher/pretrain.py --config FILE --print-config` prints the resulting
+configuration, and the run folder keeps it as `config.yaml`. A table in [runs.md](runs.md#resuming) says which values
+may change when a run resumes, and what a change does.
 
-An editor with a YAML language server (VS Code's YAML extension, `yaml-language-server`) completes keys, shows what they
-mean and marks wrong ones by `configs/schema.json`, which is made of the same; a file in `configs/` asks for it by its
-first line, elsewhere with the path from the file to it:
+An editor with a YAML language server (VS Code's YAML extension, `yaml-language-server`) completes keys, shows their
+descriptions and marks wrong ones, using `configs/schema.json`, which is generated from the same schema. A file in
+`configs/` refers to it in its first line. A file elsewhere needs the path from the file to the schema:
 
 ```yaml
 # yaml-language-server: $schema=schema.json
@@ -36,8 +37,8 @@ A duration is written `40 steps`, `1e9 tokens` or `2%`. Numbers may have undersc
 ELSEWHERE = """\
 ## Names in other trainers
 
-A key by one of these names (of nanoGPT, Megatron-LM, litgpt, torchtitan, transformers, ...) is an error that says how
-it is written here.
+A key with one of these names (from nanoGPT, Megatron-LM, litgpt, torchtitan, transformers, ...) is an error whose
+message gives the name used here.
 
 | here | elsewhere |
 |---|---|"""
@@ -65,11 +66,11 @@ def elsewhere() -> Iterator[str]:
 
 
 def places(path: str, node: Node, keys: dict[str, Node], headings: dict[str, str]) -> list[tuple[str, list[str]]]:
-    """Return the headings at and below a path, each with the kinds of keys first met there.
+    """Return the headings at and below a path, each with the kinds of keys that first occur there.
 
     Args:
-        path: of a section.
-        node: its schema.
+        path: path of a section.
+        node: schema of the section.
         keys: the schema of each kind of keys, by the name of its class.
         headings: class -> heading of the kinds met so far, to which these are added.
     """
