@@ -1,1 +1,1 @@
-"""Run commands, one file for each; what they share lives in `runtime/`."""
+"""Run commands, one file for each; `runtime/` has the code that they share."""

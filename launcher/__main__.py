@@ -1,7 +1,7 @@
 # PYTHON_ARGCOMPLETE_OK
-"""Run a command by its name: plumbline pretrain ... is python launcher/pretrain.py ..., wherever one is.
+"""Run a command by its name, in any folder: plumbline pretrain ... does the same as python launcher/pretrain.py ...
 
-plumbline --help                                     every command, with a line about it
+plumbline --help                                     every command, with a one-line description
 plumbline pretrain --config configs/quickstart.yaml
 python -m plumbline.launcher plan --help             the same in an environment that is not activated
 deepspeed --quiet --module plumbline.launcher pretrain --config FILE      on every GPU of this node
@@ -22,7 +22,7 @@ NO_COMMANDS = ("__init__", "__main__", "plumbline")
 
 
 def main() -> None:
-    """Read the name of a command, and become that command."""
+    """Read the name of a command, and run that command in this process."""
     commands = sorted(file.stem for file in FOLDER.glob("*.py") if file.stem not in NO_COMMANDS)
     width = max(map(len, commands))
     told = "\n".join(f"  {command:<{width}}  {_first_line(command)}" for command in commands)
@@ -33,8 +33,8 @@ def main() -> None:
         epilog=f"commands:\n{told}\n\n`plumbline COMMAND --help` shows what a command takes, with examples.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("command", choices=commands, metavar="COMMAND", help="one of those below")
-    # Ahead of all words deepspeed puts its own
+    parser.add_argument("command", choices=commands, metavar="COMMAND", help="one of the commands below")
+    # deepspeed inserts its own option before all others
     of_launcher = list(takewhile(lambda word: word.startswith("--local_rank="), sys.argv[1:]))
     words = sys.argv[1 + len(of_launcher) :]
     command = command_on_line(commands) or parser.parse_args(words[:1]).command
@@ -43,7 +43,7 @@ def main() -> None:
 
 
 def _first_line(command: str) -> str:
-    """Return the first line of what a command says about itself, without importing it."""
+    """Return the first line of a command's docstring, without importing the command."""
     tree = ast.parse((FOLDER / f"{command}.py").read_text(encoding="utf-8"))
     return (ast.get_docstring(tree) or "").partition("\n")[0]
 

@@ -1,11 +1,12 @@
 # PYTHON_ARGCOMPLETE_OK
-"""Say before a run whether these nodes can carry it, and name the bad one.
+"""Check before a run whether these nodes can carry it, and name the bad ones.
 
 python launcher/doctor.py                                      this node
 python launcher/doctor.py --config configs/quickstart.yaml     also what the run's checkpoints need
 srun python launcher/doctor.py --config configs/NAME.yaml      all ranks of a job; also under torchrun and deepspeed
 
-Ranks are those of pretrain.py. Exit codes: 0 fine, with or without warnings; 1 something is bad; 2 unusable arguments.
+Start it with the same launchers and ranks as pretrain.py.
+Exit codes: 0 fine, with or without warnings; 1 something is bad; 2 unusable arguments.
 See docs/doctor.md.
 """
 
@@ -57,7 +58,7 @@ def main() -> int:
     world = read_world()
     folder, need, local = RunConfig(name="run").folder, None, None
     if arguments.config is not None:
-        # Whatever `auto` becomes, nothing that is checked depends on it: stages 1 to 3 divide the same states
+        # No check depends on the stage that `auto` would choose: stages 1 to 3 divide the same states
         config = branch.resolve(load_config(arguments.config, arguments.overrides, min))
         plan = plan_run(config)
         folder, need, local = config.run.folder, need_of(config, plan), local_need_of(config, plan, world)
@@ -65,7 +66,7 @@ def main() -> int:
         store = open_store(world, arguments.limit)
         with process_group.quiet_stdout():  # NCCL prints there, and the output may be read by a program
             found = examine(Place(world, folder, need, local, store, arguments.limit), CHECKS)
-    except ValueError as error:  # ranks that do not meet are what is looked for, no mistake of the command line
+    except ValueError as error:  # that ranks cannot connect is a result of the check
         LOG.error(error)
         return BAD
     if world.is_main and arguments.json:

@@ -1,5 +1,5 @@
 # PYTHON_ARGCOMPLETE_OK
-r"""Score a model on held-out text: loss, perplexity, bits per byte; on a task of ours: exact match; on lm_eval's tasks.
+r"""Score a model on held-out text (loss, perplexity, bits per byte), a synthetic task (exact match) or lm_eval's tasks.
 
 python launcher/eval.py --model runs/quickstart --data corpora/stdlib
 python launcher/eval.py --model exports/quickstart --data corpora/stdlib --json     # a Hugging Face folder
@@ -7,7 +7,7 @@ python launcher/eval.py --model runs/quickstart --text book.txt     # "-" is sta
 python launcher/eval.py --model runs/quickstart --data corpora/stdlib --average last:2   # mean of two checkpoints
 python launcher/eval.py --model runs/addition --task '{name: addition, digits: 3, seed: 1}'     # exact match
 python launcher/eval.py --model runs/star_graph_lookahead --task star_graph --thinking     # a task of the run itself
-python launcher/eval.py --model runs/maze --task maze --shuffle-questions     # what is right without reading?
+python launcher/eval.py --model runs/maze --task maze --shuffle-questions     # without the right question
 python launcher/eval.py --model runs/quickstart --tasks held_out --task-folder configs/harness     # docs/harness.md
 """
 
@@ -32,12 +32,12 @@ def parse_arguments() -> argparse.Namespace:
         "--text",
         type=cli.existing_or_stdin,
         metavar="FILE",
-        help="text, scored whole and by the model's own tokenizer: what prepare.py --source reads; - is standard input",
+        help="text to score, read by the model's tokenizer: any input of prepare.py --source, or - for standard input",
     )
     data.add_argument(
         "--task",
-        help="one of our own synthetic tasks, in the place of a corpus: as YAML, '{name: addition, digits: 3}', or by "
-        "its name in eval/NAME/loss one that the run was evaluated on",
+        help="a synthetic task of Plumbline, instead of a corpus: as YAML, '{name: addition, digits: 3}', or for a "
+        "task that the run was evaluated on, its NAME in eval/NAME/loss",
     )
     data.add_argument(
         "--tasks",
@@ -49,36 +49,38 @@ def parse_arguments() -> argparse.Namespace:
         type=cli.existing,
         action="append",
         metavar="DIR",
-        help="of --tasks: a folder with tasks of your own as YAML files, and the code they name; may be repeated",
+        help="with --tasks: a folder with your own tasks as YAML files, and the code they refer to; may be repeated",
     )
-    parser.add_argument("--num-fewshot", type=int, help="of --tasks: examples before a question (default: the task's)")
-    parser.add_argument("--limit", type=cli.positive, help="of --tasks: the first documents of each only")
+    parser.add_argument(
+        "--num-fewshot", type=int, help="with --tasks: examples before a question (default: as in the task)"
+    )
+    parser.add_argument("--limit", type=cli.positive, help="with --tasks: score only the first N documents of each")
     parser.add_argument(
         "--bootstrap",
         type=cli.positive,
         metavar="N",
-        help="of --tasks: standard errors; of means by formula, of other metrics from N resamples (default: none)",
+        help="with --tasks: print standard errors: by formula for means, else from N resamples (default: none)",
     )
     parser.add_argument(
         "--shuffle-questions",
         action="store_true",
-        help="of a task: ask something else than what the labels answer; a model that reads the question fails",
+        help="with a task: replace each question but keep its answer, so that a model that reads the question fails",
     )
     parser.add_argument(
         "--thinking",
         action="store_true",
-        help="of a run whose objective thinks: the tokens after the anchors of its anchor_policy are told by thoughts",
+        help="for a run whose objective thinks: predict tokens after the anchors of its anchor_policy with thoughts",
     )
     parser.add_argument(
         "--sequence-length",
         type=cli.positive,
-        help="tokens per window (default: as in training; of a Hugging Face folder its context, at most 1024)",
+        help="tokens per window (default: as in training; for a Hugging Face folder its context, at most 1024)",
     )
     parser.add_argument(
         "--batch-size", type=cli.positive, default=8, help="windows, or sequences of --tasks, per forward pass"
     )
     parser.add_argument(
-        "--max-batches", type=cli.positive, help="score an evenly spread part only (default: everything)"
+        "--max-batches", type=cli.positive, help="score only this many batches, evenly spread (default: everything)"
     )
     cli.add_arithmetic_options(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON document")
@@ -88,7 +90,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def check_options(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
-    """Refuse an empty name, and options that the thing to score on has no use for: name them, and where they belong."""
+    """Refuse an empty name, and options that do not apply to what is scored; the error says where they belong."""
     for name in ("data", "task", "tasks"):
         if getattr(arguments, name) == "":
             parser.error(f"--{name}: is empty, as a shell leaves it of a variable that is not set: give a name")
@@ -129,7 +131,7 @@ from plumbline.launcher.runtime.system.progress import watched
 
 
 def main() -> None:
-    """Score on what was asked for."""
+    """Score the model on the requested data."""
     arguments = parse_arguments()
     arguments.model = model_folder(arguments.model)
     if arguments.tasks:
@@ -172,7 +174,7 @@ def score_tasks(arguments: argparse.Namespace) -> None:
 
 
 def score_held_out(arguments: argparse.Namespace, corpus: SampleSource | None) -> None:
-    """Load, check that model and corpus fit, score, print; without a corpus on the run's own task of that name."""
+    """Load the model, check that the corpus fits, score, print; without a corpus, use the run's task of this name."""
     model = load_model(
         arguments.model,
         device_named(arguments.device),
@@ -225,12 +227,12 @@ def report(
         cli.print_json(facts)
         return
     for name, value in facts.items():
-        if value is not None and value is not False:  # what was not asked for
+        if value is not None and value is not False:  # not requested
             print(f"{name:<20} {in_words(value)}")
 
 
 def in_words(value: object) -> str:
-    """Write numbers with four decimals where they have any, an interval in brackets, settings one after the other."""
+    """Return a value as text: fractions with four decimals, an interval in brackets, a dictionary as a list."""
     if isinstance(value, dict):
         return ", ".join(f"{key} {in_words(entry)}" for key, entry in value.items())
     if isinstance(value, tuple):

@@ -1,5 +1,5 @@
 # PYTHON_ARGCOMPLETE_OK
-"""Export a run to a Hugging Face folder, verified by reloading it with transformers. Targets are in docs/export.md.
+"""Export a run to a Hugging Face folder, verified by reloading it with transformers; docs/export.md lists the targets.
 
 python launcher/export.py --model runs/quickstart --output exports/quickstart
 python launcher/export.py --model runs/base/checkpoints/step_00001000 --output exports/base --target granite
@@ -38,7 +38,7 @@ from plumbline.launcher.runtime.system.log import LOG
 
 
 def main() -> None:
-    """Load in fp32, export, print how the reloaded folder compares."""
+    """Load the model in fp32, export it, print how the reloaded folder compares."""
     arguments = parse_arguments()
     model = load_model(arguments.model, torch.device("cpu"), average=arguments.average, with_objective=True)
     report = export(model, arguments.output, arguments.target, arguments.overwrite)

@@ -1,5 +1,5 @@
 # PYTHON_ARGCOMPLETE_OK
-"""Fit a scaling law to measured runs: loss from parameters, tokens and bits; what follows from it, and its warnings.
+"""Fit a scaling law to measured runs: loss from parameters, tokens and bits, with derived optima and warnings.
 
 python launcher/fit.py runs/sweeps/precision --output laws/mine                       # a sweep's results.jsonl
 python launcher/fit.py runs/sweeps/precision quantized/rtn --output laws/mine --hold-out largest-parameters
@@ -7,7 +7,7 @@ python launcher/fit.py points.jsonl --output laws/chinchilla --form chinchilla -
 
 Writes law.json and figures to the output folder; `launcher/plan.py --law laws/mine/law.json` predicts with it. Each
 row has parameters (without embedding and head), tokens, weight_bits, activation_bits, kv_bits (16: not quantized),
-loss, and where they apply post_bits, run, weight_format, group_size. docs/laws.md says how to read the result.
+loss, and if they apply, post_bits, run, weight_format, group_size. docs/laws.md explains how to read the result.
 """
 
 import argparse
@@ -26,11 +26,17 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="folder for law.json and the figures")
     parser.add_argument("--form", default="precision", help=f"one of {', '.join(FORMS)} (default: precision)")
-    parser.add_argument("--hold-out", metavar="HOW", help="share of the runs, largest-parameters or largest-tokens")
     parser.add_argument(
-        "--bootstrap", type=cli.natural, default=100, metavar="N", help="fits to redrawn runs; 0: no bands"
+        "--hold-out", metavar="HOW", help="runs to hold out: a share of them, largest-parameters or largest-tokens"
     )
-    parser.add_argument("--seed", type=int, default=0, help="of starts, hold-out and redrawing")
+    parser.add_argument(
+        "--bootstrap",
+        type=cli.natural,
+        default=100,
+        metavar="N",
+        help="number of fits to resampled runs, for confidence bands; 0 for none",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="seed of starting points, hold-out and resampling")
     parser.add_argument("--json", action="store_true", help="print law.json instead of the tables")
     return parser.parse_args()
 
@@ -50,12 +56,12 @@ from plumbline.model.scaling_laws.fit import fit
 
 LAW = "law.json"
 EXPLAINS = 0.5
-"""R^2 below which a fit is called one that explains nothing: half of the variance of the losses."""
+"""R^2 below which a fit is reported to explain nothing: half of the variance of the losses."""
 LAW_START = '{\n  "form": '
 
 
 def main() -> None:
-    """Read, fit, resample, write, print what was found."""
+    """Read the rows, fit, resample, write and print the result."""
     arguments = parse_arguments()
     check_replaceable_file(arguments.output / LAW, LAW_START)
     form = form_named(arguments.form)
@@ -78,7 +84,7 @@ def main() -> None:
 
 
 def print_fit(facts: dict[str, Any]) -> None:
-    """Print constants, scores, consequences and warnings; first of all, if the law explains next to nothing."""
+    """Print constants, scores, derived optima and warnings; say first if the law explains next to nothing."""
     if (explained := facts["fit"]["r2"]) is None or explained < EXPLAINS:
         shown = "-" if explained is None else f"{explained:.2f}"
         print(f"R^2 {shown}: this law explains next to nothing of these losses, and what follows from it is of no use")

@@ -3,7 +3,7 @@
 
 python launcher/generate.py --model runs/quickstart --prompt "def main("
 python launcher/generate.py --model exports/quickstart --prompt "import " --temperature 0     # greedy
-python launcher/generate.py --model runs/quickstart --interactive     # a line is a prompt, until Ctrl-D
+python launcher/generate.py --model runs/quickstart --interactive     # each line is a prompt, until Ctrl-D
 python launcher/generate.py --model runs/quickstart --prompts prompts.txt --batch-size 8     # "-" is standard input
 python launcher/generate.py --model runs/lookahead --prompt "def " --think every:8     # docs/lookahead.md
 """
@@ -31,22 +31,24 @@ def parse_arguments() -> argparse.Namespace:
         "--prompts",
         type=cli.existing_or_stdin,
         metavar="FILE",
-        help='a prompt a line, or of a .jsonl file an object {"prompt": "..."}; - is standard input',
+        help='file with one prompt per line, or in a .jsonl file one object {"prompt": "..."}; - is standard input',
     )
     prompts.add_argument("--interactive", action="store_true", help="ask for prompts; Ctrl-C ends a continuation")
     parser.add_argument(
         "--max-new-tokens",
         type=cli.positive,
-        help="length of the continuation (default: 100, or what the longest prompt leaves of the context)",
+        help="length of the continuation (default: 100, or less if the longest prompt leaves less of the context)",
     )
     parser.add_argument("--temperature", type=float, default=0.8, help="0 is greedy")
-    parser.add_argument("--top-k", type=cli.positive, help="draw from the k likeliest tokens only")
-    parser.add_argument("--top-p", type=float, help="draw from the likeliest tokens that hold this much probability")
+    parser.add_argument("--top-k", type=cli.positive, help="draw only from the k likeliest tokens")
+    parser.add_argument(
+        "--top-p", type=float, help="draw only from the likeliest tokens whose probabilities add up to this"
+    )
     parser.add_argument(
         "--think",
         default="never",
-        help="of a model trained with latent lookahead, when to think: never, first, every:TOKENS, probability:P, "
-        "entropy:NATS; verify: greedy, with drafts of thoughts that the model checks",
+        help="for a model trained with latent lookahead, when to think: never, first, every:TOKENS, probability:P, "
+        "entropy:NATS; or verify: greedy decoding of drafts from thoughts, which the model verifies",
     )
     parser.add_argument("--samples", type=cli.positive, default=1, help="number of continuations of each prompt")
     parser.add_argument("--seed", type=cli.seed, default=0, help="the same seed draws the same text")
@@ -54,7 +56,7 @@ def parse_arguments() -> argparse.Namespace:
         "--batch-size",
         type=cli.positive,
         default=1,
-        help="continuations at a time (default: 1, printed as it is drawn)",
+        help="continuations to generate together (default: 1, printed as it is drawn)",
     )
     cli.add_arithmetic_options(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON document")
@@ -109,7 +111,7 @@ from plumbline.model.lookahead.generation import Drafts
 
 
 def main() -> None:
-    """Check everything that can be without the weights, load them, continue what was given."""
+    """Check everything that needs no weights, load them, and continue the prompts."""
     arguments = parse_arguments()
     think = read_think(arguments.think, arguments.temperature)
     arguments.model = model_folder(arguments.model)
@@ -150,7 +152,7 @@ def main() -> None:
 
 
 def samples(arguments: argparse.Namespace, facts: ModelFacts, tokenizer: object, text: str) -> list[Prompt]:
-    """Return a text once for each of its continuations, which differ in their seeds."""
+    """Return one prompt for each continuation of a text; they differ in their seeds."""
     first = encode(facts, tokenizer, text, arguments.seed, arguments.max_new_tokens)
     return [replace(first, seed=first.seed + number) for number in range(arguments.samples)]
 
@@ -172,7 +174,7 @@ def one_by_one(arguments: argparse.Namespace, writer: Writer, prompts: list[Prom
 
 
 def in_batches(arguments: argparse.Namespace, writer: Writer, prompts: list[Prompt]) -> list[Continuation]:
-    """Continue several prompts at a time, and print each when it and those before it are there."""
+    """Continue several prompts at a time, and print each once it and all earlier ones are finished."""
     said: dict[int, Continuation] = {}
     printed = 0
     for numbers in alike(prompts, arguments.batch_size):
@@ -186,7 +188,7 @@ def in_batches(arguments: argparse.Namespace, writer: Writer, prompts: list[Prom
 
 
 def opening(arguments: argparse.Namespace, prompt: Prompt) -> str:
-    """Return what stands before a continuation: its prompt, under a line that tells it from others if there are any."""
+    """Return the text before a continuation: its prompt, after a heading if there are several continuations."""
     facts = [repr(prompt.text)] if arguments.prompts else []
     if arguments.samples > 1:
         facts += [f"sample {prompt.seed - arguments.seed + 1}", f"seed {prompt.seed}"]
@@ -194,7 +196,7 @@ def opening(arguments: argparse.Namespace, prompt: Prompt) -> str:
 
 
 def converse(arguments: argparse.Namespace, facts: ModelFacts, writer: Writer) -> None:
-    """Continue each line that is typed, by seeds of its own; a line that cannot be continued is answered why."""
+    """Continue each typed line, with its own seeds; for a line that cannot be continued, log the reason."""
     for number, line in enumerate(typed_lines()):
         try:
             own = argparse.Namespace(**{**vars(arguments), "seed": arguments.seed + number * arguments.samples})
@@ -220,7 +222,7 @@ def typed_lines() -> Iterator[str]:
 
 
 def tell_speed(writer: Writer) -> None:
-    """Log what was made in which time, and of verified drafts how many were right."""
+    """Log the number of tokens and the time, and for verified drafts how many were right."""
     if isinstance(writer.think, Drafts):
         passes = f"{writer.think.text_passes} passes of text and {writer.think.slot_passes} of slots"
         LOG.info(f"{writer.think.accepted} of {writer.think.drafted} drafted tokens right; {passes}")

@@ -1,5 +1,5 @@
 # PYTHON_ARGCOMPLETE_OK
-"""Say what a configuration means before it costs anything: parameters, memory and time per ZeRO stage, FLOPs.
+"""Show the cost of a configuration before it runs: parameters, FLOPs, memory and time per ZeRO stage.
 
 python launcher/plan.py --config configs/quickstart.yaml
 python launcher/plan.py --config configs/quickstart.yaml --parameters                 # the parameterization's table
@@ -21,7 +21,9 @@ def parse_arguments() -> argparse.Namespace:
     parser = cli.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", type=cli.existing, required=True, help="YAML file of the run")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="replace values of the file")
-    parser.add_argument("--parameters", action="store_true", help="one row for each tensor, equal layers together")
+    parser.add_argument(
+        "--parameters", action="store_true", help="print one row for each tensor, with equal layers combined"
+    )
     parser.add_argument("--devices", type=cli.positive, default=1, help="GPUs (or CPU processes) to plan for")
     parser.add_argument(
         "--peak-tflops", type=float, default=assumed_device.PEAK_TFLOPS, help="peak of one device (default: H100, bf16)"
@@ -30,7 +32,7 @@ def parse_arguments() -> argparse.Namespace:
         "--device-gib", type=float, default=80.0, help="memory of one device, in GiB (default: H100; an H200 has 141)"
     )
     parser.add_argument(
-        "--mfu", type=float, default=assumed_device.MFU, help="assumed model FLOPs utilisation, without messages"
+        "--mfu", type=float, default=assumed_device.MFU, help="assumed model FLOPs utilisation, without communication"
     )
     parser.add_argument(
         "--network-gbs",
@@ -38,7 +40,7 @@ def parse_arguments() -> argparse.Namespace:
         default=assumed_device.NETWORK_GBS,
         help="GB/s that a device sends over its slowest link (default: a 400 Gb/s port for each)",
     )
-    parser.add_argument("--price", type=float, help="of a device for an hour: also print what the run costs")
+    parser.add_argument("--price", type=float, help="price of one device for one hour: also print the cost of the run")
     parser.add_argument(
         "--law", metavar="LAW", help="law.json of launcher/fit.py, or a published law such as kumar2411"
     )
@@ -68,7 +70,7 @@ from plumbline.model.parameterization.rows import ParameterRow, over_layers
 from plumbline.model.parameterization.sizes import Sizes, sizes
 
 GPU = torch.device("cuda")
-"""What is planned for."""
+"""The kind of device that the plan is for."""
 
 
 @dataclass(frozen=True)
@@ -77,24 +79,24 @@ class PlanFacts:
 
     parameter_count: ParameterCount
     precision: dict[str, Any]
-    """The section of the configuration."""
+    """The `precision` section of the configuration."""
     optimizer: OptimizerSettings
     sizes: Sizes
     multipliers: Multipliers
     parameters: tuple[ParameterRow, ...]
     flops_per_token: float
     stages: dict[int, StageEstimate]
-    """What is expected of each ZeRO stage that the optimizer serves."""
+    """Memory and time of each ZeRO stage that the optimizer supports."""
     batch: str
     micro_batch: int
     accumulation_steps: int
     schedule: str
     proportions: Proportions
     cautions: tuple[str, ...]
-    """What is allowed and deserves a word of warning."""
+    """Warnings about values that are allowed."""
     compute: Compute
     fastest: int | None
-    """ZeRO stage of the shortest step among those that fit a device; None: none does."""
+    """ZeRO stage with the shortest step among those that fit a device, or None if none does."""
     law: prediction.Prediction | None
     """None without --law."""
 
@@ -110,7 +112,7 @@ class PlanFacts:
 
 
 def main() -> None:
-    """Compute and print."""
+    """Compute the plan and print it."""
     arguments = parse_arguments()
     check_options(arguments)
     estimates = Estimates(arguments)
@@ -127,7 +129,7 @@ def main() -> None:
 
 
 def check_options(arguments: argparse.Namespace) -> None:
-    """Raise ValueError for an option of which there is no such machine, or that would say nothing."""
+    """Raise ValueError for an option whose value no machine can have, or that would have no effect."""
     for name in ("devices", "peak_tflops", "mfu", "device_gib", "network_gbs", "price"):
         value = getattr(arguments, name)
         if value is not None and not 0 < value < math.inf:
@@ -156,13 +158,13 @@ class Estimates:
         self._found: dict[int, StageEstimate] | None = None
 
     def of(self, config: Config, rows: Sequence[ParameterRow]) -> dict[int, StageEstimate]:
-        """Return what is expected of each ZeRO stage that could serve the run, whichever the configuration has."""
+        """Return the estimate of each ZeRO stage that could train the run, whichever stage the configuration names."""
         if self._found is None:  # it takes seconds
             self._found = estimate_stages(config, rows, config.zero_stages, self._machine, self._device_bytes, GPU)
         return self._found
 
     def choose(self, candidates: Mapping[int, Config]) -> int:
-        """Return the ZeRO stage that a run would have where it is left open."""
+        """Return the ZeRO stage that would be chosen for a run whose configuration leaves it open."""
         config = next(iter(candidates.values()))
         _, rows = plan_parameters(config)
         estimates = self.of(config, rows)
@@ -176,8 +178,8 @@ def collect_facts(
 
     Args:
         config: the run.
-        plan: of this configuration.
-        estimates: of each ZeRO stage that the optimizer serves.
+        plan: plan of this configuration.
+        estimates: estimate of each ZeRO stage that the optimizer supports.
         arguments: the options.
 
     Raises:
@@ -210,7 +212,7 @@ def collect_facts(
 
 
 def print_parameters(config: Config, plan: RunPlan) -> None:
-    """Print the table of the parameterization, peak values, then the forward multipliers."""
+    """Print the table of the parameterization with peak values, then the forward multipliers."""
     rows = list(over_layers(plan.rows))
     width = max(len(row.name) for row in rows)
     header = f"{'role':<13}  {'shape':>14}  {'init std':>9}  {'lr':>9}  {'lr x':>7}  {'wd':>7}  {'eps':>8}"
@@ -260,7 +262,7 @@ def print_plan(config: Config, plan: RunPlan, facts: PlanFacts, arguments: argpa
 
 
 def print_time(facts: PlanFacts, arguments: argparse.Namespace) -> None:
-    """Print how long the run takes by the roofline, and what it costs."""
+    """Print the time of the run by the roofline model, and its cost."""
     work = facts.compute
     print(
         f"time        {lasting(work.hours)} on {arguments.devices} device(s) of {arguments.peak_tflops:g} TFLOP/s "
@@ -274,12 +276,12 @@ def print_time(facts: PlanFacts, arguments: argparse.Namespace) -> None:
 
 
 def lasting(hours: float) -> str:
-    """Return a time in hours, or in seconds where it is short."""
+    """Return a time in hours, or in seconds if it is short."""
     return f"{hours:,.2f} hours" if hours >= 0.1 else f"{short(3600 * hours)} seconds"
 
 
 def short(value: float) -> str:
-    """Return a number of two decimals, or of three digits where these would say little."""
+    """Return a number with two decimals, or with three significant digits if it is below 1."""
     return f"{value:,.2f}" if value >= 1 else f"{value:.3g}"
 
 

@@ -1,8 +1,8 @@
-"""Let the scripts of this folder import the checkout that they lie in as `plumbline`, installed or not.
+"""Make the checkout that contains this folder importable as `plumbline`, whether it is installed or not.
 
 `python launcher/pretrain.py` puts launcher/ first on the path, under any launcher, so `import plumbline` finds this
-file, and whatever is installed elsewhere stays out of the way. Nothing of ours is ever imported as `model`, `data` or
-`launcher`: a user's own folders of these names stay the user's.
+file rather than an installed package. None of our modules is imported as `model`, `data` or `launcher`, so a user's own
+packages with these names do not conflict with them.
 """
 
 from pathlib import Path

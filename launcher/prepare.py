@@ -33,7 +33,7 @@ USED_BY = {
     "merge": ("output", "overwrite"),
     "verify": (),
 }
-"""What to do -> the options that shape it."""
+"""Action -> the options that apply to it."""
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -47,7 +47,7 @@ def parse_arguments() -> argparse.Namespace:
         "any other file is one document), hf:NAME[:CONFIG[:SPLIT]], or stdlib (Python's own source code)",
     )
     task.add_argument("--append", nargs="+", metavar="SOURCE", help="add the documents of these to the corpus --output")
-    task.add_argument("--merge", nargs="+", metavar="CORPUS", help="make one corpus of several, which stay")
+    task.add_argument("--merge", nargs="+", metavar="CORPUS", help="make one corpus of several, which are kept")
     task.add_argument("--verify", metavar="CORPUS", help="check every byte of a folder or URL; exit code 1 if damaged")
     parser.add_argument(
         "--tokenizer",
@@ -75,31 +75,31 @@ def parse_arguments() -> argparse.Namespace:
 def _add_reading(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--text-key",
-        help="field that holds the text of a row; a.b is field b of a (default: text); --append reads as the corpus "
-        "was read where none of these three is given",
+        help="field with the text of a row; a.b is field b of a (default: text); --append uses the settings of the "
+        "corpus unless --text-key, --text-template or --document-separator is given",
     )
     parser.add_argument(
         "--text-template",
         metavar="TEMPLATE",
-        help=r"make the text of several fields, as in '{title}\n\n{text}', instead of --text-key",
+        help=r"combine several fields into the text, as in '{title}\n\n{text}', instead of --text-key",
     )
     parser.add_argument(
         "--document-separator",
         metavar="TEXT",
-        help=r"cut plain-text files into documents wherever this stands; \n, \r and \t are understood",
+        help=r"split plain-text files into documents at each occurrence of TEXT, which may contain \n, \r and \t",
     )
     parser.add_argument(
         "--on-bad-record",
         choices=("fail", "skip"),
         default="fail",
-        help="a row that is not JSON or has no text, or a damaged file: end with an error that names file and line, or "
-        "leave it out and count it (default: fail); what is empty, not UTF-8, binary or a packed file in a folder is "
-        "left out and counted in any case",
+        help="for a row that is not JSON or has no text, or a damaged file: end with an error that names file and "
+        "line, or skip and count it (default: fail); empty text, text that is not UTF-8, binary files and archives in "
+        "a folder are always skipped and counted",
     )
     parser.add_argument(
         "--deduplicate",
         choices=("exact", "near"),
-        help="keep the first of documents that are the same but for white space (exact), or that share most runs of "
+        help="keep only the first of documents that differ at most in white space (exact), or that share most runs of "
         "five words (near; needs datasketch)",
     )
 
@@ -109,8 +109,8 @@ def _add_writing(parser: argparse.ArgumentParser) -> None:
         "--validation-fraction",
         type=float,
         default=0.02,
-        help="share of the text to hold out: whole documents, and where these are few or large, the end of each large "
-        "one (default: 0.02); 1: everything, for a corpus that only evaluates",
+        help="share of the text to hold out: whole documents, or if these are few or large, the end of each large "
+        "document (default: 0.02); 1 holds out everything, for a corpus used only for evaluation",
     )
     parser.add_argument("--seed", type=int, default=0, help="chooses which documents are held out (default: 0)")
     parser.add_argument(
@@ -130,10 +130,10 @@ def _add_writing(parser: argparse.ArgumentParser) -> None:
         "--staging",
         type=Path,
         default=Path("corpora"),
-        help="where a corpus for a URL is made before it is sent (default: corpora)",
+        help="folder in which a corpus for a URL is made before it is uploaded (default: corpora)",
     )
     parser.add_argument(
-        "--overwrite", action="store_true", help="replace another corpus of the same name, and nothing else"
+        "--overwrite", action="store_true", help="replace a corpus of the same name; other folders are never replaced"
     )
     parser.add_argument("--json", action="store_true", help="print the result as one JSON document")
 
@@ -152,7 +152,7 @@ from plumbline.launcher.runtime.system.installation import as_typed, training_on
 
 
 def main() -> int:
-    """Run the command; 0 if the corpus is there and whole, 1 if it is damaged."""
+    """Run the command, and return 0 if the corpus exists and is undamaged, 1 if it is damaged."""
     arguments = parse_arguments()
     if arguments.verify:
         return _verify(arguments)

@@ -4,17 +4,23 @@
     deepspeed --quiet launcher/pretrain.py --config configs/quickstart.yaml             every GPU of this node
     deepspeed --quiet --num_accelerators 2 launcher/pretrain.py --config configs/quickstart.yaml   two CPU processes
     python launcher/pretrain.py --config configs/quickstart.yaml optimizer.lr=0.002     one process
-    python launcher/pretrain.py --config configs/quickstart.yaml --dry-run              check all, show the first batch
+    python launcher/pretrain.py --config configs/quickstart.yaml --dry-run              check it, show the first batch
     python launcher/submit.py --config configs/completep-base.yaml --nodes 4 --gpus-per-node 8 --cpus-per-task 12  Slurm
 
 A cooldown from a checkpoint of another run is schedule.branch (docs/schedules.md).
 The same command again resumes from the newest whole checkpoint, or says that the run is complete.
-Exit codes: 0 complete; 2 unusable configuration, data or run folder; 3 training broke down (gradient, loss or weights
-not finite); 85 asked to stop (SIGUSR1, SIGTERM, Ctrl-C, a launcher that died, a time limit of Slurm that is near),
-checkpoint written if a step was made: start the same command again; 86 nothing moved for train.hang_minutes; 87 a node
-computed wrong numbers or has a broken GPU; 88 a checkpoint could not be written; 89 a run that had trained did not
-reach data, a checkpoint, a disk, ranks or nodes that can carry it: after each of these the same command goes on from
-the checkpoint before.
+
+Exit codes:
+    0   complete
+    2   unusable configuration, data or run folder
+    3   training broke down: the gradient, the loss or the weights are not finite
+    85  asked to stop (SIGUSR1, SIGTERM, Ctrl-C, a launcher that died, a Slurm time limit that is near); a checkpoint
+        was written if a step was made
+    86  no progress for train.hang_minutes
+    87  a node computed wrong numbers or has a broken GPU
+    88  a checkpoint could not be written
+    89  a run that had trained could not reach data, a checkpoint, a disk, other ranks or suitable nodes
+After 85 to 89, the same command continues from the last checkpoint.
 """
 
 import argparse
@@ -43,29 +49,29 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="replace values of the file")
     only = parser.add_mutually_exclusive_group()
     only.add_argument("--print-config", action="store_true", help="print the configuration with every default, and end")
-    only.add_argument("--dry-run", action="store_true", help="check all, show the first batch, train and write nothing")
+    only.add_argument("--dry-run", action="store_true", help="check all, show the first batch; do not train or write")
     cli.add_rank_options(parser)
     return parser.parse_intermixed_args()
 
 
 def begin() -> None:
-    """Say what starts, or why it cannot: all that is known ahead of the imports below, which take seconds."""
+    """Log what starts, or why it cannot, as far as that is known before the imports below, which take seconds."""
     arguments = parse_arguments()
-    from plumbline.launcher.runtime.config.written import read_values  # takes a moment, in which STOP hears signals
+    from plumbline.launcher.runtime.config.written import read_values  # takes a moment; STOP handles signals meanwhile
 
     try:
         read_values(arguments.config, arguments.overrides)
     except (ValueError, OSError) as error:
         os.environ.update(slurm_ranks(os.environ))  # an error names its rank
         sys.exit(log_once(error, UNUSABLE))
-    if not arguments.print_config:  # whose output may be read by a program
+    if not arguments.print_config:  # a program may read the output of --print-config
         announce()
     sleep_while_waiting()
     use_node_folder()
 
 
 def log_once(error: Exception, code: int, of_all: bool = False) -> int:
-    """Log an error, on rank 0 alone where others have it as well, and return its exit code.
+    """Log an error, only on rank 0 if other ranks have it as well, and return its exit code.
 
     Args:
         error: what went wrong.
@@ -74,8 +80,8 @@ def log_once(error: Exception, code: int, of_all: bool = False) -> int:
     """
     STOP.defer()  # or a launcher that ends this rank would change its exit code
     if os.environ.get("RANK", "0") != "0":
-        # Most errors strike every rank alike. Rank 0 logs them, and its exit makes most launchers end the others: only
-        # a rank that fails alone lives long enough to log.
+        # Most errors occur on every rank. Rank 0 logs them, and its exit makes most launchers end the other ranks, so
+        # only a rank that fails alone lives long enough to log.
         time.sleep(5)
         if of_all:
             return code
@@ -118,7 +124,7 @@ def main() -> int:
     arguments = parse_arguments()
     try:
         world = read_world()
-        reports = world.is_main and not arguments.print_config  # which prints YAML and nothing else
+        reports = world.is_main and not arguments.print_config  # --print-config prints only YAML
         stage = partial(choose_stage, world=world, told=reports)
         config = branch.resolve(load_config(arguments.config, arguments.overrides, stage))
         plan = plan_run(config)
@@ -126,7 +132,7 @@ def main() -> int:
             if world.is_main:
                 TRAINING.info(as_yaml(config).rstrip())
             return COMPLETE
-        single_rank = world.size == 1  # then no answer has to wait for DeepSpeed's start
+        single_rank = world.size == 1  # then every answer can be given before DeepSpeed starts
         inputs = open_checked(config, plan, world, alone=single_rank)
         if single_rank:
             check_trackers(config.metrics.trackers)
@@ -163,7 +169,7 @@ def main() -> int:
 
 
 def attempt(config: Config, inputs: Inputs, world: World, status: RunStatus, watchdog: Watchdog | None) -> int:
-    """Train; tell the run's status how that ended, and return the exit code."""
+    """Train, record in the run's status how training ended, and return the exit code."""
     folder = config.run.folder
     try:
         complete = train(config, inputs, world, STOP, status, watchdog)
@@ -181,7 +187,7 @@ def attempt(config: Config, inputs: Inputs, world: World, status: RunStatus, wat
 def is_finished(config: Config, world: World) -> bool:
     """Return whether the run is complete, and log it if so.
 
-    Collective: rank 0 looks, for others may see an older folder over the network.
+    Collective: rank 0 reads the folder, because other ranks may see an older version of it over the network.
     """
     step = from_main(lambda: finished_step(config), world)
     if step is not None:
@@ -190,7 +196,7 @@ def is_finished(config: Config, world: World) -> bool:
 
 
 def refuse(error: Exception, arguments: argparse.Namespace) -> int:
-    """Note a start that came to nothing in the status of its run, if that can be told, and log the error."""
+    """Record a start that failed in the status of its run, if that is known, and log the error."""
     code = UNUSABLE
     with suppress(ValueError, OSError):  # WORLD_SIZE may be what is wrong
         folder = read_run(arguments.config, arguments.overrides).folder
@@ -205,19 +211,19 @@ def refuse(error: Exception, arguments: argparse.Namespace) -> int:
 
 
 def report(error: Exception, code: int) -> int:
-    """Log an error as a user can act on it, and return its exit code."""
+    """Log an error in a form that a user can act on, and return its exit code."""
     return log_once(user_facing(error), code, isinstance(error, RAISED_ON_ALL_RANKS))
 
 
 if __name__ == "__main__":
     try:
         exit_code = main()
-    except Exception as bug:  # the threads of NCCL and gloo may hang in what Python would do next, as below
+    except Exception as bug:  # print it here: threads of NCCL and gloo may hang Python's own exit, as below
         sys.excepthook(type(bug), bug, bug.__traceback__)
         exit_code = CRASHED
-    with suppress(OSError):  # a terminal that is gone is no failure of the run
+    with suppress(OSError):  # a closed terminal is not a failure of the run
         sys.stdout.flush()
         sys.stderr.flush()
-    # Not sys.exit: gloo's threads outlive the process group and can abort the interpreter while it takes itself down,
-    # which would make a failure of a run that is complete and saved
+    # Not sys.exit: gloo's threads outlive the process group and can abort the interpreter while it shuts down, which
+    # would report a complete and saved run as failed
     os._exit(exit_code)

@@ -1,13 +1,13 @@
 # PYTHON_ARGCOMPLETE_OK
-"""Quantize models in many ways and measure what each costs on held-out text; or save one as a Hugging Face folder.
+"""Quantize models in many ways and measure the loss of each on held-out text, or save one as a Hugging Face folder.
 
 python launcher/quantize.py --model runs/quickstart --data corpora/stdlib --recipes weights w8a8 --output quantized/qs
 python launcher/quantize.py --model runs/a/checkpoints/step_* --data corpora/stdlib --recipes rtn-w4 --output q/a
 python launcher/quantize.py --model runs/quickstart --data corpora/stdlib --recipes gptq-w4-g128 --save exports/qs-w4
 python launcher/quantize.py --list                                           # recipes, and how their names are made
 
-A row for each model and recipe goes to rows.jsonl, one for each of its layers to layers.jsonl; report.md and curves.png
-show them. Rows that are there are not measured again. docs/quantization.md explains recipes and columns.
+A row for each model and recipe is written to rows.jsonl, and one for each of its layers to layers.jsonl; report.md and
+curves.png show them. Existing rows are not measured again. docs/quantization.md explains recipes and columns.
 """
 
 import argparse
@@ -21,19 +21,28 @@ from plumbline.launcher.runtime.system import cli
 def parse_arguments() -> argparse.Namespace:
     """Read the command line."""
     parser = cli.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--list", action="store_true", help="print the recipes and stop")
+    parser.add_argument("--list", action="store_true", help="print the recipes and exit")
     parser.add_argument("--model", type=cli.model, nargs="+", help=f"{cli.MODEL}; or several of them")
     parser.add_argument("--average", help=cli.AVERAGE)
     parser.add_argument("--data", help="corpus: its held-out split is scored, its training split calibrates")
     parser.add_argument("--recipes", nargs="+", help="recipes, sets of them (--list), or YAML files of recipes")
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--output", type=Path, help="folder of rows and report")
-    where.add_argument("--save", type=Path, help="write the quantized model there instead; on the CPU")
-    parser.add_argument("--law", help="law.json of fit.py, or a published law: measured against predicted")
-    parser.add_argument("--calibration-sequences", type=cli.positive, default=128, help="for GPTQ, AWQ, static ranges")
+    where.add_argument("--save", type=Path, help="write the quantized model to this folder instead; on the CPU")
+    parser.add_argument(
+        "--law", help="law.json of fit.py, or a published law, to compare its predictions with the measurements"
+    )
+    parser.add_argument(
+        "--calibration-sequences",
+        type=cli.positive,
+        default=128,
+        help="number of sequences for GPTQ, AWQ and static ranges",
+    )
     parser.add_argument("--sequence-length", type=cli.positive, help="tokens per window (default: as in training)")
     parser.add_argument("--batch-size", type=cli.positive, default=8, help="windows per forward pass")
-    parser.add_argument("--max-batches", type=cli.positive, help="score an evenly spread part only (default: all)")
+    parser.add_argument(
+        "--max-batches", type=cli.positive, help="score only so many batches, evenly spread (default: all)"
+    )
     cli.add_device_option(parser)
     parser.add_argument("--json", action="store_true", help="print the rows as one JSON document")
     arguments = parser.parse_args()

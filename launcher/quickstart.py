@@ -1,11 +1,11 @@
 # PYTHON_ARGCOMPLETE_OK
-"""Do the whole job on a small real corpus: prepare, pretrain, evaluate, sample, export.
+"""Run all stages on a small real corpus: prepare, pretrain, evaluate, sample, export.
 
-    make quickstart                     with the environment that it needs
-    python launcher/quickstart.py       in an environment that is there
+    make quickstart                     creates the environment first
+    python launcher/quickstart.py       in an existing environment
 
-Each stage is the command a user would type, printed before it runs. Run again, finished stages say so and training
-resumes where it stopped; nothing is ever trained twice.
+Each stage is the command a user would type, printed before it runs. If you run it again, finished stages are skipped
+with a message and training resumes where it stopped; nothing is trained twice.
 """
 
 import argparse
@@ -42,9 +42,9 @@ PROMPT = "def read_config(path):\n"
 def main() -> int:
     """Run the stages; the exit code is that of the first stage that fails."""
     parse_arguments()
-    if is_checkout():  # where commands are typed as the README has them, whatever folder this one was started in
+    if is_checkout():  # so that commands can be typed as in the README, whichever folder this one was started in
         os.chdir(ROOT)
-    # The DeepSpeed launcher takes every GPU, and counts NUMA nodes where there are none
+    # The DeepSpeed launcher starts a rank for every GPU, or without GPUs for every NUMA node
     gpus = torch.cuda.device_count()
     count = rank_count(gpus or len(os.sched_getaffinity(0)))
     ranks = [] if count == gpus else ["--num_accelerators", str(count)]
@@ -61,7 +61,7 @@ def main() -> int:
     ]
     if not Path(EXPORT).exists():
         stages.append(["python", export, "--model", RUN, "--output", EXPORT])
-    # Programs of this interpreter's environment, also when it is not activated; DeepSpeed looks for ninja there, too
+    # Find programs in this interpreter's environment even if it is not activated; DeepSpeed also looks for ninja there
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, **({} if gpus else {"DS_ACCELERATOR": "cpu"})}
     for stage in stages:
@@ -75,7 +75,7 @@ def main() -> int:
 
 
 def exit_status_of(stage: "subprocess.Popen[bytes]") -> int:
-    """Return how a stage ended, as shells count; it hears Ctrl-C as well, and ends by its own rules."""
+    """Return the exit code of a stage, as shells count; Ctrl-C reaches the stage too, which decides how to end."""
     while True:
         try:
             code = stage.wait()
@@ -91,7 +91,7 @@ def rank_count(devices: int) -> int:
 
 
 def what_comes_next() -> str:
-    """Return what there is now, and what to type next."""
+    """Return a text that lists what was made, and what to type next."""
     config = as_typed(CONFIG)
     training = f"{as_typed('launcher/pretrain.py')} --config {config}"
     submission = f"{as_typed('launcher/submit.py')} --config {as_typed('configs/completep-base.yaml')}"

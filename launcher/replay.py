@@ -1,15 +1,15 @@
 # PYTHON_ARGCOMPLETE_OK
-"""Check that a run is what it wrote, by making parts of it again; find the samples that made a spike.
+"""Check a run against its records by computing parts of it again, or find the samples that caused a spike.
 
-python launcher/replay.py runs/quickstart --verify                  # its records, and one window computed again
-python launcher/replay.py runs/quickstart --verify --windows 5      # five, chosen by chance; 0: its records alone
-python launcher/replay.py runs/quickstart --verify --most-steps 50  # of each window its first 50 steps
-python launcher/replay.py runs/quickstart --step 123                # which samples made the spike of step 123
+python launcher/replay.py runs/quickstart --verify                  # check its records, and compute one window again
+python launcher/replay.py runs/quickstart --verify --windows 5      # five random windows; 0 checks only the records
+python launcher/replay.py runs/quickstart --verify --most-steps 50  # only the first 50 steps of each window
+python launcher/replay.py runs/quickstart --step 123                # which samples caused the spike of step 123
 deepspeed --quiet --num_accelerators 2 launcher/replay.py runs/quickstart --verify    # a run of two ranks, to the bit
 
-On as many ranks as the run had, on the same kind of machine and versions, steps are the same to the last bit; on
-another number they are the same samples, and numbers within a tolerance that is printed. Nothing is written to the run.
-Exit codes: 0 verified, or the samples found; 1 it differs, or no sample is to blame; 2 it cannot be replayed.
+With the run's number of ranks, kind of machine and versions, steps are equal to the last bit. With another number of
+ranks, samples are equal, and numbers are within a tolerance that is printed. Nothing is written to the run folder.
+Exit codes: 0 verified, or samples found; 1 the run differs, or no sample is to blame; 2 the run cannot be replayed.
 """
 
 import argparse
@@ -26,11 +26,18 @@ def parse_arguments() -> argparse.Namespace:
     parser = cli.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=cli.existing, metavar="RUN", help="run folder")
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--verify", action="store_true", help="is the run what it wrote?")
-    what.add_argument("--step", type=cli.positive, metavar="N", help="find the samples that made the spike of step N")
-    parser.add_argument("--windows", type=cli.natural, metavar="N", help="of --verify: computed again (default: 1)")
-    parser.add_argument("--most-steps", type=cli.positive, metavar="N", help="of --verify: cut longer windows")
-    parser.add_argument("--full", action="store_true", default=None, help="of --step: cut no text")
+    what.add_argument("--verify", action="store_true", help="check that the run matches its records")
+    what.add_argument("--step", type=cli.positive, metavar="N", help="find the samples that caused the spike of step N")
+    parser.add_argument(
+        "--windows",
+        type=cli.natural,
+        metavar="N",
+        help="with --verify: number of windows to compute again (default: 1)",
+    )
+    parser.add_argument(
+        "--most-steps", type=cli.positive, metavar="N", help="with --verify: compute at most N steps of each window"
+    )
+    parser.add_argument("--full", action="store_true", default=None, help="with --step: show texts in full")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     cli.add_rank_options(parser)
     arguments = parser.parse_args()
@@ -56,7 +63,7 @@ from plumbline.launcher.runtime.system.world import World, read_world
 
 
 def main() -> int:
-    """Read what the run wrote on rank 0, and make steps again on all ranks."""
+    """Read the run's records on rank 0, and compute steps again on all ranks."""
     arguments = parse_arguments()
     world = read_world()
     record = read_record(arguments.run, contents=arguments.verify and world.is_main)
@@ -64,20 +71,20 @@ def main() -> int:
 
 
 def begin(record: RunRecord, world: World) -> None:
-    """Meet the other ranks, with what the run asked of torch."""
+    """Join the process group, with the run's settings of torch."""
     config = record.config
     determinism.enforce(config.run.repeats, world.device)
     process_group.join(world, config.deepspeed.timeout_minutes)
 
 
 def verify(arguments: argparse.Namespace, record: RunRecord, world: World) -> int:
-    """Compare the records of a run with each other, and windows with what is computed again."""
+    """Compare the records of a run with each other, and with windows that are computed again."""
     wanted = 1 if arguments.windows is None else arguments.windows
     verdicts: list[Verdict] = []
     left_out: list[Window] = []
     if wanted:
         begin(record, world)
-        record = from_main(lambda: record, world)  # rank 0 alone has read every byte of the checkpoints
+        record = from_main(lambda: record, world)  # only rank 0 has read every byte of the checkpoints
         verdicts, left_out = recompute_some(record, wanted, arguments.most_steps, world)
         process_group.leave()
     found = Verification(record, contradictions(record), verdicts, left_out)
@@ -89,7 +96,7 @@ def verify(arguments: argparse.Namespace, record: RunRecord, world: World) -> in
 
 
 def find(arguments: argparse.Namespace, record: RunRecord, world: World) -> int:
-    """Find the samples that made the spike of a step, and show them."""
+    """Find the samples that caused the spike of a step, and show them."""
     step = arguments.step
     standing = standings(record, step)
     spike = next((its for its in standing if its.is_spike), None)

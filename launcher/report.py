@@ -1,15 +1,15 @@
 # PYTHON_ARGCOMPLETE_OK
-"""Look at a run, at several over each other, at a sweep or at what quantization costs: one page each.
+"""Write a page about a run, a comparison of several runs, a sweep, or the loss from quantization.
 
 python launcher/report.py runs/quickstart                          # writes runs/quickstart/report.html
 python launcher/report.py runs/quickstart --output /tmp/page.html
-python launcher/report.py runs/quickstart --json                   # alerts and last values, also by block, for programs
+python launcher/report.py runs/quickstart --json                   # alerts, last values, also per block, for programs
 python launcher/report.py runs/a runs/b runs/c --by time           # writes runs/comparison.html
-python launcher/report.py runs/sweeps/grid                         # what came of a sweep
+python launcher/report.py runs/sweeps/grid                         # results of a sweep
 python launcher/report.py quantized/quickstart                     # rows of quantize.py
 
-A page needs no other file. A run may still be going on. A finished run on star_graph, sudoku, maze or reachability is
-shown with examples that it solves and fails. docs/diagnostics.md shows what is on the pages.
+A page is a single file. The run may still be in progress. For a finished run on star_graph, sudoku, maze or
+reachability, the page shows examples that it solves and fails. docs/diagnostics.md explains the pages.
 """
 
 import argparse
@@ -27,16 +27,14 @@ def parse_arguments() -> argparse.Namespace:
         type=cli.existing,
         nargs="+",
         metavar="FOLDER",
-        help="a run, several, a sweep, or rows of quantize.py",
+        help="a run, several runs, a sweep, or rows of quantize.py",
     )
-    parser.add_argument(
-        "--by", choices=("tokens", "flops", "time"), help="what several runs are drawn over (default: tokens)"
-    )
+    parser.add_argument("--by", choices=("tokens", "flops", "time"), help="x axis for several runs (default: tokens)")
     parser.add_argument(
         "--output",
         type=Path,
         metavar="FILE",
-        help="the page (default: report.html there; of several, comparison.html beside)",
+        help="the page (default: report.html in the folder; for several, comparison.html beside the first)",
     )
     parser.add_argument("--json", action="store_true", help="also print one JSON document")
     arguments = parser.parse_args()
@@ -64,7 +62,7 @@ Page = tuple[str, dict[str, Any], list[str]]
 
 
 def main() -> None:
-    """Read, judge, write the page, print what was found."""
+    """Read the folders, write the page, print a summary."""
     arguments = parse_arguments()
     folders: list[Path] = arguments.folders
     output: Path = arguments.output or default_output(folders)
@@ -83,7 +81,7 @@ def main() -> None:
 
 
 def default_output(folders: list[Path]) -> Path:
-    """Return where a page goes: into the folder that it is of, or beside the first of several."""
+    """Return the path of the page: in the folder that it is about, or beside the first of several."""
     return folders[0] / "report.html" if len(folders) == 1 else folders[0].resolve().parent / "comparison.html"
 
 

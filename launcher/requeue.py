@@ -1,11 +1,12 @@
-"""Put a Slurm job back into the queue after an attempt that is worth another; slurm/job.sh calls it.
+"""Requeue a Slurm job if another attempt is worthwhile; slurm/job.sh calls this after each attempt.
 
     python launcher/requeue.py --config FILE                             print the step of the newest checkpoint
-    python launcher/requeue.py --config FILE --code 137 --before 4000    inside a job: decide, say why, requeue
-    python launcher/requeue.py --plan FILE --share 0/16                  of a task of a sweep: print finished,steps
+    python launcher/requeue.py --config FILE --code 137 --before 4000    inside a job: decide, print why, requeue
+    python launcher/requeue.py --plan FILE --share 0/16                  for a task of a sweep: print finished,steps
 
-`--code` is what srun returned, `--before` what was printed when the attempt began. Exit codes: 0 the job is requeued; 1
-it is not; 2 that could not be decided. Inside a job, start it with SIGTERM ignored.
+`--code` is the exit code of srun, `--before` what this program printed when the attempt began.
+Inside a job, start it with SIGTERM ignored.
+Exit codes: 0 the job is requeued; 1 it is not; 2 this could not be decided.
 """
 
 import argparse
@@ -34,7 +35,7 @@ GOES_ON = "the same command, or the next job of a chain, goes on from the newest
 
 
 def parse_arguments() -> argparse.Namespace:
-    """Read the command line: options of its own, and those of the program that the job runs."""
+    """Read the command line: this program's own options, and those of the program that the job runs."""
     parser = cli.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument(
@@ -43,25 +44,25 @@ def parse_arguments() -> argparse.Namespace:
     source.add_argument("--plan", type=Path, help="plan of a sweep, as sweep.py takes it")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="replace values of the file")
     parser.add_argument("--share", type=one_of_several, help="I/N: the job is a task of a sweep, with this share")
-    for option in ("--workers", "--seeds", "--rows"):  # of sweep.py; they decide nothing here
+    for option in ("--workers", "--seeds", "--rows"):  # options of sweep.py, ignored here
         parser.add_argument(option, help=argparse.SUPPRESS)
     parser.add_argument("--code", type=cli.natural, help="exit code of srun")
     parser.add_argument("--before", type=progress, default=(0,), help="what was saved at the start")
     arguments = parser.parse_intermixed_args()
     if arguments.plan and not arguments.share:
-        parser.error("--plan: of a sweep; say which task's --share")
+        parser.error("--plan needs --share I/N, the share of this task of the sweep")
     return arguments
 
 
 def progress(text: str) -> Progress:
-    """Read what this program printed, for argparse."""
+    """Parse progress as printed by this program, for argparse."""
     return tuple(int(number) for number in text.split(","))
 
 
 def main() -> int:
     """Print what is saved, or decide about the attempt that ended."""
     arguments = parse_arguments()
-    limit = read_limit()  # before the first attempt, too: a mistake in it is told while somebody looks
+    limit = read_limit()  # read before the first attempt too, so that a mistake is reported while the user is watching
     run, tally, saved = once_the_disk_is_back(partial(look, arguments))
     if arguments.code is None:
         print(",".join(map(str, saved)))
@@ -83,7 +84,7 @@ def main() -> int:
         say(f"{decision.reason}: not requeued")
         return NOT_REQUEUED
     spared, said = to_leave_out(job, tally.parent, code)
-    note_end(run, code)  # ahead of the request, after which Slurm ends this process
+    note_end(run, code)  # before the request, after which Slurm ends this process
     try:
         nodes.requeue(job)
     except ValueError as error:
@@ -104,9 +105,9 @@ def look(arguments: argparse.Namespace) -> tuple[Path | None, Path, Progress]:
 
 
 def to_leave_out(job: nodes.Job, folder: Path, code: int) -> tuple[list[str], str]:
-    """Return the nodes that the next attempt of a job does without, and the words that say so.
+    """Return the nodes that the next attempt of a job excludes, and a description for the log.
 
-    They are a help. Where Slurm does not tell its users of nodes (PrivateData=nodes), the job goes on as well.
+    Excluding nodes is optional: if Slurm hides nodes from its users (PrivateData=nodes), the job is requeued anyway.
     """
     try:
         # After a requested stop no node is to blame, and time may be running out; a job at its limit starts no step
@@ -119,7 +120,7 @@ def to_leave_out(job: nodes.Job, folder: Path, code: int) -> tuple[list[str], st
 
 
 def note_end(run: Path | None, code: int) -> None:
-    """Tell the status of a run, if it is one, that its job has ended."""
+    """Record in the status of a run, if there is one, that its job has ended."""
     if run is not None:
         note_end_of_job(run, code)
 
@@ -130,7 +131,7 @@ def say(decision: str) -> None:
 
 
 def without(faults: Mapping[str, str], spared: Sequence[str]) -> str:
-    """Say what is wrong with which nodes, and which of them the next attempt does without."""
+    """Describe what is wrong with which nodes, and which of them the next attempt excludes."""
     left = [node for node in faults if node not in spared]
     said, kept = (" and ".join(f"{node} {faults[node]}" for node in some) for some in (spared, left))
     return (f", without {', '.join(spared)} ({said})" if spared else "") + (

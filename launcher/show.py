@@ -1,15 +1,15 @@
 # PYTHON_ARGCOMPLETE_OK
-"""Look at data: what a corpus holds, what a run saw in a step, when it reads a text, which sample made a spike.
+"""Show data: a corpus, the samples of a step of a run, the steps that read a text, the sample that caused a spike.
 
 python launcher/show.py corpora/stdlib                              # counts, lengths, frequent tokens, samples
-python launcher/show.py runs/quickstart                             # the same of all that the run reads
+python launcher/show.py runs/quickstart                             # the same for all data of the run
 python launcher/show.py runs/quickstart --step 123                  # the samples that step trained on
 python launcher/show.py runs/quickstart --step 123 --rank 1         # those that rank 1 took
 python launcher/show.py runs/quickstart --find "def main("          # where the text is, and in which steps it is read
 python launcher/show.py runs/quickstart --step 123 --loss           # each sample's loss, worst first
 
-Step N is the state after N updates, as in metrics.jsonl. Its samples are those that update N trained on; the loss that
-metrics.jsonl has for step N is theirs, by the weights of step N - 1.
+Step N is the state after N updates, as in metrics.jsonl. Its samples are those that update N trained on. The loss of
+step N in metrics.jsonl is the loss on these samples with the weights of step N - 1.
 """
 
 import argparse
@@ -35,19 +35,23 @@ def corpus_or_run(text: str) -> Path:
 def parse_arguments() -> argparse.Namespace:
     """Read the command line."""
     parser = cli.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data", type=corpus_or_run, metavar="CORPUS|RUN", help="corpus, PREFIX of a pair, run folder")
+    parser.add_argument(
+        "data", type=corpus_or_run, metavar="CORPUS|RUN", help="corpus, PREFIX of a pair, or run folder"
+    )
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--step", type=cli.positive, metavar="N", help="of a run: the samples that update N trained on")
-    what.add_argument("--find", metavar="TEXT", help="documents and examples to train on that hold this text")
-    parser.add_argument("--rank", type=cli.natural, help="of --step: what this rank took of it")
+    what.add_argument("--step", type=cli.positive, metavar="N", help="for a run: the samples that update N trained on")
+    what.add_argument("--find", metavar="TEXT", help="documents and training examples that contain this text")
+    parser.add_argument("--rank", type=cli.natural, help="with --step: only the samples of this rank")
     parser.add_argument(
-        "--world-size", type=cli.positive, help="of --rank: of how many (default: as in the run's last start)"
+        "--world-size", type=cli.positive, help="with --rank: the number of ranks (default: as in the run's last start)"
     )
-    parser.add_argument("--loss", action="store_true", help="of --step: the loss of each sample, worst first")
+    parser.add_argument("--loss", action="store_true", help="with --step: the loss of each sample, worst first")
     parser.add_argument(
-        "--checkpoint", type=cli.existing, help="of --loss: whose weights (default: the newest before the step)"
+        "--checkpoint",
+        type=cli.existing,
+        help="with --loss: checkpoint with the weights (default: the newest before the step)",
     )
-    parser.add_argument("--full", action="store_true", help="cut no text and leave out no sample")
+    parser.add_argument("--full", action="store_true", help="show all samples, and texts in full")
     cli.add_arithmetic_options(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON document, with all samples of a step")
     arguments = parser.parse_args()
@@ -71,7 +75,7 @@ from plumbline.launcher.runtime.inspection.text import Answer
 
 
 def main() -> None:
-    """Open what was named, and print what was asked for: facts for programs or lines for people."""
+    """Open the corpus or run, and print the requested data, as facts for programs or lines for people."""
     arguments = parse_arguments()
     if (arguments.data / "config.yaml").is_file():
         facts, lines = look_at_run(arguments)
@@ -87,7 +91,7 @@ def main() -> None:
 
 
 def look_at_corpus(arguments: argparse.Namespace) -> Answer:
-    """Return what a corpus holds, or where it holds a text."""
+    """Return the contents of a corpus, or the places where it contains a text."""
     corpus = open_corpus(arguments.data)
     if arguments.find is not None:
         return find_in_corpus(corpus, arguments.find, arguments.data)
@@ -95,8 +99,8 @@ def look_at_corpus(arguments: argparse.Namespace) -> Answer:
 
 
 def look_at_run(arguments: argparse.Namespace) -> Answer:
-    """Return what a run reads, a step of it, or the steps that read a text."""
-    from plumbline.launcher.runtime.inspection.seen import SeenRun  # of a corpus alone, torch is not needed
+    """Return the data of a run, the samples of one step, or the steps that read a text."""
+    from plumbline.launcher.runtime.inspection.seen import SeenRun  # imported here, because a corpus needs no torch
     from plumbline.launcher.runtime.inspection.steps import tell_step
 
     run = SeenRun(arguments.data)
@@ -109,7 +113,7 @@ def look_at_run(arguments: argparse.Namespace) -> Answer:
 
 
 def look_at_losses(arguments: argparse.Namespace, run: "SeenRun", step: "Step") -> Answer:
-    """Open a checkpoint, and return what it scores on the samples of a step."""
+    """Open a checkpoint, and return its losses on the samples of a step."""
     from plumbline.launcher.runtime.inspection.losses import checkpoint_before, tell_losses
     from plumbline.launcher.runtime.models.open import DTYPES, device_named, load_model
 

@@ -1,13 +1,13 @@
 # PYTHON_ARGCOMPLETE_OK
-"""Say where runs stand: state, step, speed, newest checkpoint, starts, why they ended; of one, where its time went.
+"""Show the state of runs: step, speed, newest checkpoint, starts, why they ended; for one run, where its time went.
 
 python launcher/status.py                                # every run in runs/
 python launcher/status.py runs/quickstart                # one run, and its ledger
-python launcher/status.py /scratch/me/runs               # every run in a folder, or of a sweep
+python launcher/status.py /scratch/me/runs               # every run in a folder, or in a sweep
 python launcher/status.py runs/quickstart --json         # with all attempts, for programs
 
-Nothing is changed. A run that says it trains while nobody holds its lock is dead: the same command as before goes on
-with it.
+Nothing is changed. If a run's status says that it is training but no process holds its lock, its process has died:
+start the same command again to continue it.
 """
 
 import argparse
@@ -32,14 +32,14 @@ def parse_arguments() -> argparse.Namespace:
         type=cli.existing,
         nargs="*",
         metavar="RUN",
-        help="run folders, folders of runs, or of sweeps (default: runs)",
+        help="run folders, folders of runs, or folders of sweeps (default: runs)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of a table")
     return parser.parse_args()
 
 
 def main() -> None:
-    """Look at each run and print what was found."""
+    """Read the state of each run and print it."""
     arguments = parse_arguments()
     folders = [run for folder in arguments.runs or [Path("runs")] for run in runs_of(folder)]
     waiting = waiting_jobs()
@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def cells(standing: Standing) -> tuple[str, ...]:
-    """Return the row of a run, whose name and reason may be anybody's."""
+    """Return the row of a run, with name and reason escaped, since another user may have written them."""
     status, saved = standing.status, standing.checkpoint
     steps, loss, speed = text(None if saved is None else saved.step, ","), None, None
     if status is not None:
@@ -80,12 +80,12 @@ def cells(standing: Standing) -> tuple[str, ...]:
 
 
 def text(value: float | None, form: str) -> str:
-    """Return a number as text, and a dash where it is not known."""
+    """Return a number as text, or a dash if it is unknown."""
     return "-" if value is None else format(value, form)
 
 
 def table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Yield the lines of a table, words to the left and numbers to the right."""
+    """Yield the lines of a table, with words aligned left and numbers right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         padded = (
@@ -96,7 +96,7 @@ def table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
 
 
 def ledger(standing: Standing) -> Iterator[str]:
-    """Yield what the time of a run went into, over all its attempts."""
+    """Yield lines on how the time of a run was spent, over all its attempts."""
     first, last = (
         datetime.fromtimestamp(moment) for moment in (standing.attempts[0].queued, standing.attempts[-1].end)
     )

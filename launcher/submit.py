@@ -16,16 +16,20 @@ def parse_arguments() -> argparse.Namespace:
     """Read the command line."""
     parser = cli.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", type=cli.existing, required=True, help="YAML file of the run")
-    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="replaces a value of the file")
+    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="replace values of the file")
     parser.add_argument("--nodes", type=cli.positive, default=1, help="number of nodes (default: 1)")
     ranks = parser.add_mutually_exclusive_group(required=True)
     ranks.add_argument(
         "--gpus-per-node", type=cli.gpus, help="GPUs on each node, 4 or h100:4; one rank runs on each GPU"
     )
     ranks.add_argument("--tasks-per-node", type=cli.positive, help="ranks on each node of a cluster without GPUs")
-    parser.add_argument("--cpus-per-task", type=cli.positive, help="cores of each rank, its data workers included")
+    parser.add_argument("--cpus-per-task", type=cli.positive, help="cores of each rank, including its data workers")
     parser.add_argument(
-        "--chain", type=cli.positive, default=1, metavar="N", help="queue N jobs, each of which goes on where one ended"
+        "--chain",
+        type=cli.positive,
+        default=1,
+        metavar="N",
+        help="queue N jobs, each of which continues where the previous one ended",
     )
     cli.add_job_options(parser, "one job")
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of text")
@@ -42,7 +46,7 @@ from plumbline.launcher.runtime.train.submission import check, write_submission
 
 
 def main() -> None:
-    """Check, write, submit, and say how to follow the job."""
+    """Check the run, write and submit the job, and print how to follow it."""
     arguments = parse_arguments()
     request = Request(
         nodes=arguments.nodes,
@@ -51,7 +55,7 @@ def main() -> None:
         cpus_per_task=arguments.cpus_per_task,
         **cli.job_options(arguments),
     )
-    config = load_config(arguments.config, arguments.overrides, min)  # of auto: no check depends on it
+    config = load_config(arguments.config, arguments.overrides, min)  # stage for auto: no check depends on it
     open_stage = leaves_stage_open(arguments.config, arguments.overrides)
     check(config, request)
     require_sbatch(arguments.dry_run)

@@ -1,23 +1,28 @@
 # PYTHON_ARGCOMPLETE_OK
-"""Train a grid of runs, each once, and say what came of it: on this machine, or as a Slurm job array.
+"""Train a grid of runs, each once, and summarize the results: on this machine, or as a Slurm job array.
 
-    python launcher/sweep.py --config configs/sweeps/grid.yaml                       a worker for each GPU, or core
+    python launcher/sweep.py --config configs/sweeps/grid.yaml                       one worker per GPU, or per core
     python launcher/sweep.py --config configs/sweeps/grid.yaml --workers 2 train.steps=100
     python launcher/sweep.py --config configs/sweeps/grid.yaml --dry-run             check it, train nothing
-    python launcher/sweep.py --config configs/sweeps/grid.yaml --summarize --json    what came of it so far
-    python launcher/sweep.py --config configs/sweeps/grid.yaml --summarize --rows FILE      the same, of rows alone
+    python launcher/sweep.py --config configs/sweeps/grid.yaml --summarize --json    results so far
+    python launcher/sweep.py --config configs/sweeps/grid.yaml --summarize --rows FILE      the same, from rows alone
     python launcher/sweep.py --config configs/sweeps/grid.yaml --seeds 1             one seed now, the others later
     python launcher/sweep.py --config configs/sweeps/grid.yaml --slurm --tasks 16 --gpus-per-task 1 --time 8:00:00
     python launcher/sweep.py --config configs/sweeps/grid.yaml --share 0/2           every second run; 1/2: the others
 
-The same command again trains what is missing: finished cells stay, failed ones are tried again. The results are
+The same command again trains what is missing: finished cells are kept, failed ones are tried again. The results are
 results.jsonl, summary.json, summary.txt and, for some kinds, summary.png in the sweep's folder; report.py makes a page
-of them. They are over all seeds that were begun, whichever --seeds names, and keep what results.jsonl says of finished
-runs whose folders are gone. Rows of other cells, as before another section.key=value, go to others.jsonl and count
-again once their cells are back. With --rows, runs that another machine's results.jsonl has finished are not made again;
-with --summarize it alone is read, and no run or corpus needed.
-Exit codes: 0 all finished; 1 cells failed; 2 unusable configuration, data or request; 4 all finished but what other
-processes are at; 85 asked to stop (SIGUSR1, SIGTERM, Ctrl-C), cells in progress saved: start the same command again.
+from them. They cover all seeds that were started, not only those of --seeds, and keep the rows of finished runs whose
+folders were deleted. If another section.key=value removes cells, their rows are moved to others.jsonl, and count again
+when the cells return. With --rows, runs that are finished in another machine's results.jsonl are not trained again;
+with --summarize as well, only that file is read, and no run or corpus is needed.
+
+Exit codes:
+    0   all finished
+    1   cells failed
+    2   unusable configuration, data or request
+    4   all finished except for runs that other processes are training
+    85  asked to stop (SIGUSR1, SIGTERM, Ctrl-C), cells in progress saved: start the same command again
 """
 
 import argparse
@@ -29,7 +34,7 @@ from plumbline.launcher.runtime.system.exit_codes import REQUEUE
 from plumbline.launcher.runtime.system.node_folder import use_node_folder
 from plumbline.launcher.runtime.system.signals import StopRequest
 
-STOP = StopRequest()  # ahead of the imports below, which take seconds; each worker's process passes here, too
+STOP = StopRequest()  # before the imports below, which take seconds; each worker process executes this too
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -37,26 +42,28 @@ def parse_arguments() -> argparse.Namespace:
     parser = cli.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--config", type=cli.existing, help="YAML file of the sweep (see configs/sweeps/)")
-    source.add_argument("--plan", type=cli.existing, help="a plan that --slurm saved, in place of --config")
+    source.add_argument("--plan", type=cli.existing, help="a plan that --slurm saved, instead of --config")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="values for all cells")
     parser.add_argument("--workers", type=cli.positive, help="processes (default: one for each GPU, or for each core)")
     parser.add_argument(
-        "--share", type=one_of_several, default=(0, 1), help="I/N: only every N-th run from the I-th on"
+        "--share", type=one_of_several, default=(0, 1), help="I/N: train only every N-th run from the I-th on"
     )
     parser.add_argument("--seeds", type=integers, help="1,2,...: train only these of the sweep's seeds")
     parser.add_argument(
         "--rows", type=cli.existing, metavar="FILE", help="results.jsonl of this sweep from another machine"
     )
-    parser.add_argument("--summarize", action="store_true", help="train nothing, summarize what is finished")
+    parser.add_argument("--summarize", action="store_true", help="do not train, only summarize finished runs")
     parser.add_argument(
         "--json", action="store_true", help="print the summary, or the submission, as one JSON document"
     )
     slurm = parser.add_argument_group("as a Slurm job array")
     slurm.add_argument("--slurm", action="store_true", help="queue the unfinished runs")
     slurm.add_argument(
-        "--tasks", type=cli.positive, default=1, help="tasks of the array, which share the runs (default: 1)"
+        "--tasks", type=cli.positive, default=1, help="number of tasks of the array, which share the runs (default: 1)"
     )
-    slurm.add_argument("--gpus-per-task", type=cli.gpus, help="GPUs, and so workers, of each task, 2 or h100:2")
+    slurm.add_argument(
+        "--gpus-per-task", type=cli.gpus, help="GPUs of each task, which has a worker for each: 2 or h100:2"
+    )
     slurm.add_argument("--cpus-per-task", type=cli.positive, help="cores of each task; without GPUs, its workers")
     cli.add_job_options(slurm, "one task")
     arguments = parser.parse_intermixed_args()
@@ -73,7 +80,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def integers(text: str) -> list[int]:
-    """Read 1,2,..., for argparse."""
+    """Parse 1,2,..., for argparse."""
     return [int(part) for part in text.split(",")]
 
 
@@ -96,7 +103,7 @@ FAILED, ELSEWHERE = 1, 4  # exit codes
 
 
 def main() -> int:
-    """Check every cell, train those that are not finished, summarize."""
+    """Check every cell, train those that are not finished, summarize the results."""
     arguments = parse_arguments()
     if arguments.rows and arguments.summarize:
         sweep = load_sweep(arguments.config)
@@ -129,7 +136,7 @@ def main() -> int:
 
 
 def show(sweep: SweepConfig, summary: SweepSummary, as_json: bool, source: Path) -> None:
-    """Print what a sweep has found, and in what."""
+    """Print the results of a sweep, and which runs they come from."""
     if as_json:
         cli.print_json(summary.to_json())
     else:
@@ -138,7 +145,7 @@ def show(sweep: SweepConfig, summary: SweepSummary, as_json: bool, source: Path)
 
 
 def queue(plan: Plan, arguments: argparse.Namespace) -> int:
-    """Submit the unfinished runs as a job array, and say how to follow it."""
+    """Submit the unfinished runs as a job array, and print how to follow it."""
     todo = Plan(plan.sweep, plan.cells, plan.unfinished(plan.runs))
     if not todo.runs:
         raise ValueError(f"{plan.sweep.folder}: all runs are finished, there is nothing to queue")
