@@ -25,7 +25,7 @@ LEAST_ON_GPU = 4096
 
 However few its tokens, a chunk reads the unembedding twice and updates its whole gradient, 12 bytes per element in
 bf16. When it was 16, 16,384 tokens of width 768 and GPT-2's vocabulary took an H200 9.5 ms in chunks of 2,048, 8.3 of
-4,096 and 7.9 of 8,192, and 0.9, 1.5 and 2.7 GB (docs/performance.md).
+4,096 and 7.9 of 8,192, and 0.9, 1.5 and 2.7 GB (docs/measurements-gpu.md).
 """
 
 

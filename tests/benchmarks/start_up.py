@@ -4,8 +4,8 @@
 
 Every start is `pretrain.py` in a new interpreter, on random text, for two steps. The first one finds the compiler's
 caches empty, the others what it has left there; of those the median is told. `start_up` are the seconds until the first
-step begins, `compile` those of the first step where blocks are compiled, by the run's own ledger (docs/runs.md). It
-prints one JSON object.
+step begins, `compile` those of the first step where blocks are compiled, by the run's own ledger
+(docs/run-folder.md). It prints one JSON object.
 """
 
 import argparse

@@ -164,8 +164,8 @@ class CheckpointConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_
     max_failures: PositiveInt = 10
     """Number of failed checkpoints in a row after which training ends with exit code 88."""
     local: LocalCheckpointConfig | None = None
-    """Also save on the nodes, which is fast: a run on the same nodes resumes from there (docs/runs.md). None: only in
-    the run folder."""
+    """Also save on the nodes, which is fast: a run on the same nodes resumes from there (docs/stopping.md). None: only
+    in the run folder."""
 
     @validator(mode="after")
     def _check(self) -> "CheckpointConfig":
@@ -181,7 +181,8 @@ class MetricsConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_att
     """Define where metrics are written. metrics.jsonl is always written."""
 
     trackers: list[TrackerName] = ["tensorboard"]
-    """Other destinations of metrics: tensorboard (files in the run folder), wandb, mlflow, trackio (docs/runs.md)."""
+    """Other destinations of metrics: tensorboard (files in the run folder), wandb, mlflow, trackio
+    (docs/run-folder.md)."""
     project: str = Field(default="plumbline", min_length=1)
     """Project of the run in wandb and trackio; in mlflow, its experiment."""
     peak_tflops: PositiveFloat | None = None
