@@ -24,7 +24,7 @@ def check_model(config: ModelConfig) -> ModelConfig:
         for need in needs:
             need.check(what, config)
     for name, kind in ATTENTIONS.items():
-        given = [key for key, default in kind.own_keys.items() if getattr(config, key) != default]
+        given = [key for key in kind.own_keys if getattr(config, key) != ModelConfig.model_fields[key].default]
         if given and kind is not attention:
             raise ValueError(
                 f"{given[0]} = {getattr(config, given[0])} belongs to attention: {name}, and it is {config.attention}; "

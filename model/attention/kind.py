@@ -2,7 +2,7 @@
 
 # ruff: noqa: ARG002 - the signatures are those of the kinds
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
@@ -26,8 +26,8 @@ class Attention(nn.Module):
     """Roles and first values of its tensors."""
     needs: ClassVar[tuple[Need, ...]] = ()
     """What it cannot be combined with, and why."""
-    own_keys: ClassVar[Mapping[str, Any]] = {}
-    """Switches that no other kind reads -> the value that other kinds require."""
+    own_keys: ClassVar[tuple[str, ...]] = ()
+    """Switches that no other kind reads, so that with any other they must have their default."""
     grafted: ClassVar[tuple[str, ...]] = ()
     """Name suffixes of tensors without which it is softmax attention: training may start from a model that lacks them
     (train.initialize_from)."""

@@ -109,6 +109,7 @@ class PrunedAttention(SoftmaxAttention):
         Need({"attn_logit_softcapping": (None,), "attention_sink": (False,)}, "needs the fused kernel"),
         Need({"attention_gate": ("none",), "value_residual": (False,)}, "has neither"),
     )
+    own_keys = ("pruning_rank",)
     grafted = (".ask_proj.weight", ".offer_proj.weight", ".keep_bias")
     rounds_stored = False
     serves_slots = False

@@ -14,7 +14,6 @@ running mean, so the fused kernel can be used and nothing of size [T, T] is allo
 """
 
 from dataclasses import replace
-from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
@@ -46,7 +45,7 @@ class ShapedAttention(SoftmaxAttention):
         Need({"attn_logit_softcapping": (None,), "attention_sink": (False,)}, "is another map"),
         Need({"document_mask": (False,), "sliding_window": (None,)}, "is centred over the whole prefix"),
     )
-    own_keys = MappingProxyType({"shaped_gains": "fixed", "shaped_temperature": None})
+    own_keys = ("shaped_gains", "shaped_temperature")
     rounds_stored = True
     serves_slots = False
     varies_on_gpu = "takes running means by cumsum, for which torch has no deterministic kernel on a GPU"

@@ -39,13 +39,17 @@ class NextTokenConfig(ObjectiveSettings):
         return NextToken(self)
 
     def problems(self, model: ModelConfig, length: int, text: str | None) -> Iterator[str]:
-        """Yield a problem, too, if there is a price on context but no layer drops any; see `ObjectiveSettings`."""
+        """Yield a problem, too, if a key is given of dropping context but no layer drops any; see the base class."""
         yield from super().problems(model, length, text)
-        if self.pruning_weight and not issubclass(attention_kind(model), PrunedAttention):
-            yield (
-                f"objective.pruning_weight = {self.pruning_weight} prices the context that model.attention: pruned "
-                f"keeps, and it is {model.attention}: set it to 0"
-            )
+        if issubclass(attention_kind(model), PrunedAttention):
+            return
+        for key in ("pruning_weight", "pruning_steps"):
+            value = getattr(self, key)
+            if value != type(self).model_fields[key].default:
+                yield (
+                    f"objective.{key} = {value} belongs to model.attention: pruned, and it is {model.attention}; "
+                    "remove it"
+                )
 
     def pruning_alpha(self, step: int) -> float:
         """Return the sharpness alpha of the votes after `step` steps (arXiv 2305.15805, section 3.2)."""

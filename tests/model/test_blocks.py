@@ -307,6 +307,7 @@ def test_scalars_sum_their_gradient_over_channels_and_vectors_do_not(make_config
         ({"block": "post_norm", "branch_gain": "scalar"}, "has the branch gain in its norm: branch_gain = scalar"),
         ({"block": "post_norm", "parallel": True}, "block = post_norm has no norm .*: parallel = True does not fit"),
         ({"shaped_temperature": 1.0}, r"shaped_temperature = 1.0 belongs to attention: shaped, .* softmax; remove it"),
+        ({"pruning_rank": 7}, r"pruning_rank = 7 belongs to attention: pruned, and it is softmax; remove it"),
         ({"qk_norm": "none", "qk_norm_frozen": True}, "qk_norm_frozen and qk_norm_init need qk_norm"),
         ({"norm": "single_scale_rmsnorm", "norm_bias": True}, "norm_bias = true needs norm: layernorm"),
     ],

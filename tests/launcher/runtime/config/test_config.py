@@ -176,10 +176,8 @@ def test_what_is_not_yaml_sections_is_refused(tmp_path: Path, text: str) -> None
             "model.max_position_embeddings=16",
             "data.sequence_length = 32 exceeds model.max_position_embeddings = 16",
         ),
-        (
-            "objective.pruning_weight=0.1",
-            "objective.pruning_weight = 0.1 prices the context that model.attention: pruned keeps",
-        ),
+        ("objective.pruning_weight=0.1", "objective.pruning_weight = 0.1 belongs to model.attention: pruned, and "),
+        ("objective.pruning_steps=4", "objective.pruning_steps = 4 belongs to model.attention: pruned, and it is "),
         ("model.block=skipless", "model.block = skipless loses the tokens' identity"),
         ("train.steps=null", "train: how long? give steps or tokens"),
         ("checkpoint.local={path: scratch, interval: 5}", "checkpoint.local.path = scratch: give the absolute path"),
