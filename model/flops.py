@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from plumbline.model.attention import attention_kind
 from plumbline.model.config import ModelConfig
 from plumbline.model.objectives import ObjectiveConfig
-from plumbline.model.parameterization.table import ModelTensor, model_tensors
+from plumbline.model.parameterization.skeleton import ModelTensor, model_tensors
 from plumbline.model.parameterization.tensors import Role
 
 MATRICES: tuple[Role, ...] = ("hidden_matrix", "projection")

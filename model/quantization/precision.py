@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from plumbline.model.attention import ATTENTIONS, attention_kind
 from plumbline.model.attention.kind import Attention
 from plumbline.model.config import ModelConfig
-from plumbline.model.parameterization.table import parameter_shapes
+from plumbline.model.parameterization.skeleton import parameter_shapes
 from plumbline.model.quantization.formats import parse_format
 from plumbline.model.quantization.layers import QuantizedLinear, replace_linears
 from plumbline.model.quantization.quantizer import Granularity, Quantizer, Site

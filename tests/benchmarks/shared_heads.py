@@ -27,7 +27,8 @@ from plumbline.model.parameterization.initialization import initialize
 from plumbline.model.parameterization.multipliers import multipliers
 from plumbline.model.parameterization.rows import ParameterRow
 from plumbline.model.parameterization.sizes import sizes
-from plumbline.model.parameterization.table import model_tensors, parameter_table
+from plumbline.model.parameterization.skeleton import model_tensors
+from plumbline.model.parameterization.table import parameter_table
 
 RULE = ParameterizationConfig(
     base_hidden_size=32,

@@ -17,7 +17,7 @@ from plumbline.model.combinations import check_model
 from plumbline.model.config import ModelConfig
 from plumbline.model.objectives.next_token import NextToken, NextTokenConfig
 from plumbline.model.objectives.objective import TrainedLM
-from plumbline.model.parameterization.table import model_tensors
+from plumbline.model.parameterization.skeleton import model_tensors
 from plumbline.model.parameterization.tensors import TensorRule
 from tests.model.conftest import MakeConfig, MakeModel
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.model.parameterization.rows import ParameterRow
-from plumbline.model.parameterization.table import parameter_shapes
+from plumbline.model.parameterization.skeleton import parameter_shapes
 from plumbline.model.parameterization.tensors import Role
 
 MIB, GIB = 2**20, 2**30

@@ -17,7 +17,8 @@ from plumbline.model.parameterization.cautions import cautions as parameterizati
 from plumbline.model.parameterization.config import OptimizerSettings
 from plumbline.model.parameterization.rows import ParameterRow
 from plumbline.model.parameterization.sizes import sizes
-from plumbline.model.parameterization.table import parameter_count, parameter_table
+from plumbline.model.parameterization.skeleton import parameter_count
+from plumbline.model.parameterization.table import parameter_table
 from plumbline.model.quantization.precision import check_precision
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from plumbline.launcher.runtime.config.schema import Config
-from plumbline.model.parameterization.table import parameter_shapes
+from plumbline.model.parameterization.skeleton import parameter_shapes
 
 LEAST_BUCKET = 2**24
 """Elements below which a message is inefficient on the network, 64 MiB in fp32."""

@@ -20,7 +20,7 @@ from plumbline.model.objectives.objective import TrainedLM
 from plumbline.model.parameterization.initialization import initialize
 from plumbline.model.parameterization.multipliers import multipliers
 from plumbline.model.parameterization.rows import ParameterRow
-from plumbline.model.parameterization.table import NoInitialValues
+from plumbline.model.parameterization.skeleton import NoInitialValues
 from plumbline.model.quantization import float8
 from plumbline.model.quantization.precision import apply_precision
 

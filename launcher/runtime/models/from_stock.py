@@ -31,7 +31,7 @@ from plumbline.launcher.runtime.system.world import World
 from plumbline.model.attention import attention_kind
 from plumbline.model.export.from_stock import from_stock
 from plumbline.model.parameterization.multipliers import multipliers
-from plumbline.model.parameterization.table import parameter_shapes
+from plumbline.model.parameterization.skeleton import parameter_shapes
 
 PROBE = "A fox, 2 quick brown dogs: don't x[10] == {y};\n\tünïcödé, русский, 日本語"
 """Text that two tokenizers must encode alike to count as the same; added tokens and templates may differ."""

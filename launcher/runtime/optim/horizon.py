@@ -21,7 +21,7 @@ from pydantic import BaseModel, PositiveFloat, PositiveInt, model_validator
 from plumbline.launcher.runtime.optim.optimizer import OptimizerConfig
 from plumbline.model.config import ModelConfig
 from plumbline.model.parameterization.config import OptimizerSettings
-from plumbline.model.parameterization.table import parameter_count
+from plumbline.model.parameterization.skeleton import parameter_count
 
 
 class HorizonConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):

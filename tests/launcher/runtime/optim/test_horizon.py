@@ -13,7 +13,7 @@ from plumbline.launcher.runtime.optim.horizon import HorizonConfig, scale_settin
 from plumbline.launcher.runtime.optim.optimizer import OptimizerConfig
 from plumbline.model.config import ModelConfig
 from plumbline.model.parameterization.config import OptimizerSettings
-from plumbline.model.parameterization.table import parameter_count
+from plumbline.model.parameterization.skeleton import parameter_count
 
 OPTIMIZER = OptimizerConfig(lr=0.01, betas=[0.9, 0.95], eps=1e-8, weight_decay=0.1)
 MODEL = ModelConfig.model_validate(
