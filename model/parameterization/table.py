@@ -44,12 +44,16 @@ from plumbline.model.parameterization.tensors import Role
 
 @dataclass(frozen=True)
 class Scaling:
-    """Hold one row of the table: factors on the base values of init std, learning rate, weight decay and eps."""
+    """Hold one row of the table: factors on the base values of init std, learning rate, weight decay and eps.
+
+    The last is the factor on the number of a tensor's entries in one block, over which a gradient's norm sums.
+    """
 
     init_std: float
     lr: float
     weight_decay: float
     eps: float
+    entries: float
 
 
 def scaling_table(
@@ -66,40 +70,23 @@ def scaling_table(
         decay_exponent: exponent with which the decay of a matrix grows as its learning rate falls.
     """
     n, l, a, x = size.width, size.depth, size.alpha, decay_exponent  # noqa: E741 - the paper's letters
+    h, decay = size.head_dim, (1 / matrix_lr) ** x
     block_lr, block_eps = l ** (a - 1), l**-a
     return {
-        #                        init std      lr                    weight decay   eps
-        "embedding":     Scaling(1.0,          1.0,                  1.0,           1 / n),
-        "hidden_matrix": Scaling(fan_in**-0.5, block_lr * matrix_lr, (1 / matrix_lr) ** x, block_eps / fan_out),
-        "hidden_bias":   Scaling(0.0,          block_lr,             0.0,           block_eps / fan_out),
-        "hidden_norm":   Scaling(0.0,          block_lr,             0.0,           block_eps / fan_out),
-        "hidden_scalar": Scaling(0.0,          block_lr,             0.0,           block_eps),
-        "qk_norm":       Scaling(0.0,          block_lr,             0.0,           block_eps / size.head_dim),
-        "mixing":        Scaling(0.0,          0.0,                  0.0,           1.0),
-        "projection":    Scaling(n**-0.5,      1 / n,                n**x,          1 / n),
-        "final_norm":    Scaling(0.0,          1.0,                  0.0,           1 / n),
-        "final_scalar":  Scaling(0.0,          1.0,                  0.0,           1.0),
-        "unembedding":   Scaling(1 / n,        1 / n,                n**x,          1.0) if absorbed
-                    else Scaling(1.0,          1.0,                  1.0,           1 / n),
+        #                        init std      lr                    decay  eps                  entries
+        "embedding":     Scaling(1.0,          1.0,                  1.0,   1 / n,               n),
+        "hidden_matrix": Scaling(fan_in**-0.5, block_lr * matrix_lr, decay, block_eps / fan_out, fan_in * fan_out),
+        "hidden_bias":   Scaling(0.0,          block_lr,             0.0,   block_eps / fan_out, fan_out),
+        "hidden_norm":   Scaling(0.0,          block_lr,             0.0,   block_eps / fan_out, fan_out),
+        "hidden_scalar": Scaling(0.0,          block_lr,             0.0,   block_eps,           1.0),
+        "qk_norm":       Scaling(0.0,          block_lr,             0.0,   block_eps / h,       h),
+        "mixing":        Scaling(0.0,          0.0,                  0.0,   1.0,                 n),
+        "projection":    Scaling(n**-0.5,      1 / n,                n**x,  1 / n,               n * n),
+        "final_norm":    Scaling(0.0,          1.0,                  0.0,   1 / n,               n),
+        "final_scalar":  Scaling(0.0,          1.0,                  0.0,   1.0,                 1.0),
+        "unembedding":   Scaling(1 / n,        1 / n,                n**x,  1.0,                 n) if absorbed
+                    else Scaling(1.0,          1.0,                  1.0,   1 / n,               n),
     }  # fmt: skip
-
-
-def gradient_growth(role: Role, scaling: Scaling, size: Sizes, fan_in: float, fan_out: float) -> float:
-    """Return the gradient norm of a role, over all blocks, relative to the base's.
-
-    eps scales like one entry of the gradient, and the squared norm sums over entries and blocks.
-    """
-    n = size.width
-    entries = {
-        "hidden_matrix": fan_in * fan_out,
-        "hidden_bias": fan_out,
-        "hidden_norm": fan_out,
-        "hidden_scalar": 1.0,
-        "qk_norm": size.head_dim,
-        "projection": n * n,
-        "final_scalar": 1.0,
-    }.get(role, n)
-    return scaling.eps * math.sqrt(entries * size.depth)
 
 
 def matrix_lr_factor(shape: tuple[int, ...], fan_in: float, fan_out: float, update: MatrixUpdate) -> float:
@@ -236,7 +223,8 @@ def parameter_table(
                 lr_multiplier=lr_multiplier,
                 weight_decay=decay * factors["weight_decay_multipliers"],
                 eps=base.eps * scaling.eps / config.gamma_0 * factors["eps_multipliers"],
-                gradient_growth=gradient_growth(role, scaling, size, fan_in, fan_out),
+                # eps scales like one entry of the gradient, and the squared norm sums over entries and blocks
+                gradient_growth=scaling.eps * math.sqrt(scaling.entries * size.depth),
             )
         )
     for factor in own.values():
