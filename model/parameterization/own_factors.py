@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from plumbline.model.parameterization.rows import ParameterRow
 
@@ -40,21 +40,21 @@ class OwnFactors:
                 f"{', '.join(dict.fromkeys(row.role for row in rows))}, names are like {rows[1].name}"
             )
 
-    def check_first_values(self, rows: Sequence[ParameterRow], scaled: Collection[str]) -> None:
+    def check_first_values(self, rows: Sequence[ParameterRow], scaled: Callable[[str], bool]) -> None:
         """Refuse an entry that changes no first value, for factors on their standard deviation.
 
-        An entry may match others besides a tensor in `scaled`: one for a layer's weight and bias is for the weight.
+        An entry may match others besides one that it changes: one for a layer's weight and bias is for the weight.
 
         Args:
             rows: the table.
-            scaled: names of the tensors whose first values depend on the table's factor.
+            scaled: whether the first values of a tensor of this name depend on the table's factor.
 
         Raises:
             ValueError: names an entry and a tensor that it matches.
         """
         for key in self.factors:
             matched = [row for row in rows if key in self.matches(row.name, row.role)]
-            if not any(row.name in scaled for row in matched):
+            if not any(scaled(row.name) for row in matched):
                 raise ValueError(
                     f"parameterization.{self.key}: {key} = {self.factors[key]:g} changes nothing: the first values of "
                     f"{matched[0].name} do not depend on a standard deviation that the table sets; leave {key} out"

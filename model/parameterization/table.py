@@ -22,9 +22,9 @@ table only from the configuration, so `plan.py`, the initialisation and the opti
 decay follows PyTorch's coupled convention: a step decays by lr * weight_decay.
 """
 
-import functools
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from plumbline.model.blocks import block_kind
 from plumbline.model.config import ModelConfig
@@ -117,40 +117,6 @@ def uneven_init_factor(shape: tuple[int, ...], fan_in: float, fan_out: float) ->
     return math.sqrt(fan_out) * base / (math.sqrt(rows) + math.sqrt(columns))
 
 
-def _first_deviation(
-    name: str,
-    tensor: ModelTensor,
-    factor: float,
-    fan_in: float,
-    fan_out: float,
-    model: ModelConfig,
-    config: ParameterizationConfig,
-) -> float:
-    """Return the standard deviation of a tensor's initial values.
-
-    Args:
-        name: of the tensor.
-        tensor: its shape and rule.
-        factor: the table's factor on the base's deviation.
-        fan_in: ratio of its fan-in to the base's.
-        fan_out: the same for the fan-out.
-        model: the model.
-        config: the parameterization.
-    """
-    role = tensor.rule.role
-    if role == "unembedding" and config.zero_init_output:
-        return 0.0
-    if role != "hidden_matrix":
-        return tensor.rule.std(model, factor)
-    factor *= uneven_init_factor(tensor.shape, fan_in, fan_out)
-    if config.scaled_branch_init and name.startswith("model.layers."):
-        factor *= _end_factor(name, model)
-    if config.hidden_init_gain is not None:  # replaces the base's deviation; `factor` scales it with width
-        base_columns = tensor.shape[1] / fan_in
-        model = model.model_copy(update={"initializer_range": config.hidden_init_gain / math.sqrt(base_columns)})
-    return tensor.rule.std(model, factor)
-
-
 def _end_factor(name: str, model: ModelConfig) -> float:
     """Return GPT-2's factor on a matrix that ends a branch, (number of branches)^-1/2, or 1 for any other."""
     block = block_kind(model)
@@ -161,6 +127,105 @@ def _end_factor(name: str, model: ModelConfig) -> float:
         )
     ends = tuple(f"{end}.weight" for end in block.branch_ends.values())
     return (len(ends) * model.num_hidden_layers) ** -0.5 if name.endswith(ends) else 1.0
+
+
+@dataclass(frozen=True)
+class _Table:
+    """Make the rows of one model's tensors."""
+
+    model: ModelConfig
+    config: ParameterizationConfig
+    base: OptimizerSettings
+    tensors: Mapping[str, ModelTensor]
+    stack: Sizes
+    own: Mapping[str, OwnFactors]
+
+    def row(self, name: str) -> ParameterRow:
+        """Return the row of a tensor."""
+        tensor, size, scaling = self.tensors[name], self._size(name), self._scaling(name)
+        rule, gamma = tensor.rule, self.config.gamma_0
+        factors = {key: self._own(key, name) for key in self.own}
+        start_factor = 1.0 if rule.start_with is None else self._own("init_multipliers", rule.start_with)
+        # Adam's step is invariant to the logits' 1/gamma_0, so a factor gamma_0 on lr makes features move by that much
+        # more; lr * weight_decay is unchanged, and eps shrinks with the gradient.
+        lr_multiplier = scaling.lr * gamma * factors["lr_multipliers"]
+        decay = self.base.weight_decay * scaling.weight_decay / gamma
+        return ParameterRow(
+            name=name,
+            role=rule.role,
+            shape=tensor.shape,
+            init_mean=rule.first_value(self.model) * start_factor,
+            init_std=self._first_deviation(name, scaling.init_std * factors["init_multipliers"]),
+            trainable=rule.trains(self.model),
+            lr=self.base.lr * lr_multiplier,
+            lr_multiplier=lr_multiplier,
+            weight_decay=decay * factors["weight_decay_multipliers"],
+            eps=self.base.eps * scaling.eps / gamma * factors["eps_multipliers"],
+            # eps scales like one entry of the gradient, and the squared norm sums over entries and blocks
+            gradient_growth=scaling.eps * math.sqrt(scaling.entries * size.depth),
+        )
+
+    def is_drawn_by_factor(self, name: str) -> bool:
+        """Return whether a tensor's first values depend on the table's factor."""
+        return self._scaling(name).init_std != 0.0 and self.tensors[name].rule.follows_factor(self.model)
+
+    def _own(self, key: str, name: str) -> float:
+        """Return the user's own factor on a quantity of a tensor."""
+        return self.own[key].of(name, self.tensors[name].rule.role)
+
+    def _size(self, name: str) -> Sizes:
+        """Return the sizes that a tensor scales with."""
+        return self.stack if name.startswith("model.layers.") else self.stack.outside_the_stack()
+
+    def _fans(self, name: str) -> tuple[float, float]:
+        """Return the ratios of a tensor's fan-in and fan-out to the base's."""
+        fan_in, fan_out = self.tensors[name].rule.fans
+        return getattr(self._size(name), fan_in), getattr(self._size(name), fan_out)
+
+    def _scaling(self, name: str) -> Scaling:
+        """Return the table's factors for a tensor."""
+        tensor, config = self.tensors[name], self.config
+        role, (fan_in, fan_out) = tensor.rule.role, self._fans(name)
+        matrix_lr = 1.0
+        if role == "hidden_matrix":
+            matrix_lr = matrix_lr_factor(tensor.shape, fan_in, fan_out, self.base.matrix_update)
+        absorbed, decay_exponent = config.output_scaling == "absorbed", config.weight_decay_width_exponent
+        scaling = scaling_table(self._size(name), fan_in, fan_out, matrix_lr, absorbed, decay_exponent)[role]
+        if role == "unembedding" and config.zero_init_output:
+            return replace(scaling, init_std=0.0)
+        return scaling
+
+    def _first_deviation(self, name: str, factor: float) -> float:
+        """Return the standard deviation of a tensor's initial values, given the factor on the base's."""
+        tensor, model, gain = self.tensors[name], self.model, self.config.hidden_init_gain
+        if tensor.rule.role != "hidden_matrix":
+            return tensor.rule.std(model, factor)
+        fan_in, fan_out = self._fans(name)
+        factor *= uneven_init_factor(tensor.shape, fan_in, fan_out)
+        if self.config.scaled_branch_init and name.startswith("model.layers."):
+            factor *= _end_factor(name, model)
+        if gain is not None:  # replaces the base's deviation; `factor` scales it with width
+            base_columns = tensor.shape[1] / fan_in
+            model = model.model_copy(update={"initializer_range": gain / math.sqrt(base_columns)})
+        return tensor.rule.std(model, factor)
+
+
+def _check_tied(model: ModelConfig, config: ParameterizationConfig) -> None:
+    """Refuse what would scale a tied unembedding apart from the embedding.
+
+    Raises:
+        ValueError: names the setting and what would fit.
+    """
+    if model.tie_word_embeddings and config.output_scaling == "absorbed":
+        raise ValueError(
+            "parameterization.output_scaling = 'absorbed' scales the unembedding apart from the embedding: "
+            "set model.tie_word_embeddings: false, or use 'forward'"
+        )
+    if model.tie_word_embeddings and config.zero_init_output:
+        raise ValueError(
+            "parameterization.zero_init_output = true would zero the embedding as well: "
+            "set model.tie_word_embeddings: false"
+        )
 
 
 def parameter_table(
@@ -177,57 +242,11 @@ def parameter_table(
         ValueError: a setting is incompatible with a tied unembedding or the block, or a key of own factors matches no
             tensor, or none that it would change.
     """
-    if model.tie_word_embeddings and config.output_scaling == "absorbed":
-        raise ValueError(
-            "parameterization.output_scaling = 'absorbed' scales the unembedding apart from the embedding: "
-            "set model.tie_word_embeddings: false, or use 'forward'"
-        )
-    if model.tie_word_embeddings and config.zero_init_output:
-        raise ValueError(
-            "parameterization.zero_init_output = true would zero the embedding as well: "
-            "set model.tie_word_embeddings: false"
-        )
+    _check_tied(model, config)
     own = {key: OwnFactors(key, getattr(config, key)) for key in OWN_FACTORS}
-    stack, rows = sizes(model, config), []
-    first_factors: dict[str | None, float] = {None: 1.0}
-    drawn_by_factor: set[str] = set()
-    for name, tensor in model_tensors(model, objective).items():
-        rule, role = tensor.rule, tensor.rule.role
-        size = stack if name.startswith("model.layers.") else stack.outside_the_stack()
-        fan_in, fan_out = (getattr(size, fan) for fan in rule.fans)
-        is_matrix = role == "hidden_matrix"
-        matrix_lr = matrix_lr_factor(tensor.shape, fan_in, fan_out, base.matrix_update) if is_matrix else 1.0
-        scaling = scaling_table(
-            size, fan_in, fan_out, matrix_lr, config.output_scaling == "absorbed", config.weight_decay_width_exponent
-        )[role]
-        factors = {key: factor.of(name, role) for key, factor in own.items()}
-        first_factors[name] = factors["init_multipliers"]
-        # Adam's step is invariant to the logits' 1/gamma_0, so a factor gamma_0 on lr makes features move by that much
-        # more; lr * weight_decay is unchanged, and eps shrinks with the gradient.
-        lr_multiplier = scaling.lr * config.gamma_0 * factors["lr_multipliers"]
-        decay = base.weight_decay * scaling.weight_decay / config.gamma_0
-        deviation = functools.partial(
-            _first_deviation, name, tensor, fan_in=fan_in, fan_out=fan_out, model=model, config=config
-        )
-        if deviation(factor=scaling.init_std) != deviation(factor=0.0):
-            drawn_by_factor.add(name)
-        rows.append(
-            ParameterRow(
-                name=name,
-                role=role,
-                shape=tensor.shape,
-                init_mean=rule.first_value(model) * first_factors[rule.start_with],
-                init_std=deviation(factor=scaling.init_std * factors["init_multipliers"]),
-                trainable=rule.trains(model),
-                lr=base.lr * lr_multiplier,
-                lr_multiplier=lr_multiplier,
-                weight_decay=decay * factors["weight_decay_multipliers"],
-                eps=base.eps * scaling.eps / config.gamma_0 * factors["eps_multipliers"],
-                # eps scales like one entry of the gradient, and the squared norm sums over entries and blocks
-                gradient_growth=scaling.eps * math.sqrt(scaling.entries * size.depth),
-            )
-        )
+    table = _Table(model, config, base, model_tensors(model, objective), sizes(model, config), own)
+    rows = [table.row(name) for name in table.tensors]
     for factor in own.values():
         factor.check_all_met(rows)
-    own["init_multipliers"].check_first_values(rows, drawn_by_factor)
+    own["init_multipliers"].check_first_values(rows, table.is_drawn_by_factor)
     return rows

@@ -65,6 +65,10 @@ class TensorRule:
         """Return the initial mean."""
         return self.start if isinstance(self.start, (int, float)) else self.start(model)
 
+    def follows_factor(self, model: ModelConfig) -> bool:
+        """Return whether the initial standard deviation depends on the parameterization's factor."""
+        return self.std(model, 1.0) != self.std(model, 0.0)
+
 
 def tensor_rule(module: nn.Module, name: str) -> TensorRule:
     """Return the rule of the parameter `name` of `module`.
