@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
+from plumbline.model.attention.visible import text_sees
 from plumbline.model.config import ModelConfig
 
 SMALLEST_HEAD = 16  # the least that the kernel's matrix products support
@@ -54,12 +55,8 @@ def text_blocks(length: int, window: int | None, document_ids: Tensor | None, de
     """
 
     def sees(row: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        seen = key <= query
-        if window is not None:
-            seen = seen & (query - key < window)
-        if document_ids is not None:
-            seen = seen & (document_ids[row, query] == document_ids[row, key])
-        return seen
+        documents = None if document_ids is None else (document_ids[row, query], document_ids[row, key])
+        return text_sees(query, key, window, documents)
 
     first = torch.arange(0, length, BLOCK, device=device)[None]  # first token of each block, [1, blocks]
     last = (first + BLOCK - 1).clamp_max(length - 1)

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
 from plumbline.model.attention.block_sparse import text_blocks
+from plumbline.model.attention.visible import text_sees
 from plumbline.model.config import ModelConfig
 from plumbline.model.rotary import rotary_tables
 
@@ -94,12 +95,7 @@ def attention_context(
     if in_blocks and past == 0:
         return AttentionContext(rotary, text_blocks(length, window, document_ids, positions.device))
 
-    query = torch.arange(past, past + length, device=positions.device)[:, None]  # [T, 1]
-    key = torch.arange(past + length, device=positions.device)[None, :]  # [1, past + T]
-    mask = key <= query
-    if window is not None:
-        mask = mask & (query - key < window)
-    mask = mask[None, None]
-    if document_ids is not None:
-        mask = mask & (document_ids[:, None, :, None] == document_ids[:, None, None, :])
-    return AttentionContext(rotary, mask)
+    query = torch.arange(past, past + length, device=positions.device)[None, None, :, None]  # [1, 1, T, 1]
+    key = torch.arange(past + length, device=positions.device)  # [past + T]
+    documents = None if document_ids is None else (document_ids[:, None, :, None], document_ids[:, None, None, :])
+    return AttentionContext(rotary, text_sees(query, key, window, documents))

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
+from plumbline.model.attention.visible import limited
 from plumbline.model.config import ModelConfig
 from plumbline.model.lookahead.anchors import Anchors
 
@@ -110,8 +111,7 @@ def sees(query: Entries, key: Entries, window: int | None, bidirectional: bool) 
         to_own = to_own & (key.number <= query.number)
     to_committed = (query.thought < 0) & (key.place < query.place)
     seen = torch.where(key.thought < 0, to_text, to_own | to_committed)
-    seen = seen & (key.document == query.document)
-    return seen if window is None else seen & (query.position - key.position < window)
+    return limited(seen, query.position, key.position, window, (query.document, key.document))
 
 
 def attention_mask(
