@@ -15,6 +15,7 @@ from plumbline.model.attention.block_sparse import block_sparse_attention
 from plumbline.model.attention.context import AttentionContext, LayerCache
 from plumbline.model.attention.kind import Attention
 from plumbline.model.config import ModelConfig
+from plumbline.model.linear_cross_entropy import soft_cap
 from plumbline.model.norms import make_head_norm
 from plumbline.model.parameterization.multipliers import Multipliers
 from plumbline.model.parameterization.tensors import TensorRule, matrix_rules
@@ -198,8 +199,7 @@ def explicit_attention(
         return handle_torch_function(explicit_attention, (query,), *arguments)
     key, value = _repeated(key, query.size(1)), _repeated(value, query.size(1))
     logits = (query @ key.transpose(-1, -2)).to(torch.promote_types(query.dtype, torch.float32)) * scale
-    if cap is not None:
-        logits = cap * torch.tanh(logits / cap)
+    logits = soft_cap(logits, cap)
     if mask is None:
         mask = torch.ones(logits.shape[-2:], dtype=torch.bool, device=logits.device)
         mask = mask.tril(logits.size(-1) - logits.size(-2))

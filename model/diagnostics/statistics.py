@@ -15,6 +15,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from plumbline.model.linear_cross_entropy import soft_cap
+
 Sums = dict[str, Tensor]  # name -> sum over tokens, sequences or queries, fp64; `max_...` -> maximum
 Statistics = dict[str, float]  # name -> value
 
@@ -164,8 +166,7 @@ def attention_sums(
     key = key.float().repeat_interleave(query.size(1) // key.size(1), dim=1)
     with torch.autocast(query.device.type, enabled=False):
         logits = query[:, :, chosen].float() @ key.mT * (query.size(-1) ** -0.5 if scale is None else scale)
-    if cap is not None:
-        logits = cap * torch.tanh(logits / cap)
+    logits = soft_cap(logits, cap)
     if is_causal:
         logits = logits.masked_fill(torch.arange(keys, device=query.device) > chosen[:, None], -math.inf)
     if mask is not None:

@@ -11,6 +11,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from plumbline.model.linear_cross_entropy import IGNORED
+
 AnchorPolicy = Literal["stratified", "response_start", "sequential", "random", "entropy"]
 
 _GOLDEN, _MIX_1, _MIX_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
@@ -113,13 +115,13 @@ def slot_labels(anchors: Anchors, labels: Tensor, document_ids: Tensor, horizon:
     flat = place.clamp_max(labels.size(1) - 1).flatten(1)
     targets, documents = (x.gather(1, flat).view_as(place) for x in (labels, document_ids))
     same = documents == document_ids.gather(1, anchors.index)[:, :, None]
-    return targets.masked_fill(~(inside & same & anchors.valid[:, :, None]), -100)
+    return targets.masked_fill(~(inside & same & anchors.valid[:, :, None]), IGNORED)
 
 
 def whole_thoughts(labels: Tensor, document_ids: Tensor, horizon: int) -> Tensor:
     """Return the labels [B, T], with -100 for tokens at which a thought would lack a target in some slot."""
     whole = (labels_ahead(labels, document_ids, horizon) >= 0).all(-1)
-    return labels.masked_fill(~whole, -100)
+    return labels.masked_fill(~whole, IGNORED)
 
 
 def labels_ahead(labels: Tensor, document_ids: Tensor, horizon: int) -> Tensor:

@@ -16,7 +16,12 @@ DRAWN_AT_ONCE = 8
 """Most tensors that a rank draws at once, which the host's memory must hold in fp32 besides the model."""
 
 
-def _no_gather(_: nn.Parameter) -> AbstractContextManager[object]:
+Gather = Callable[[nn.Parameter], AbstractContextManager[object]]
+"""Makes a parameter whole while it is written, if an engine has sharded it."""
+
+
+def whole(_parameter: nn.Parameter) -> AbstractContextManager[object]:
+    """Gather nothing: the parameter is not sharded."""
     return nullcontext()
 
 
@@ -25,7 +30,7 @@ def initialize(
     model: nn.Module,
     rows: Sequence[ParameterRow],
     seed: int,
-    gather: Callable[[nn.Parameter], AbstractContextManager[object]] = _no_gather,
+    gather: Gather = whole,
     given: Collection[str] = (),
 ) -> None:
     """Draw every tensor from N(init_mean, init_std^2), or with its module's own rule; freeze those that do not train.

@@ -3,7 +3,7 @@
 Training, loading and the coordinate check all build the same skeleton with `build_model`, and fill it in their own way.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -17,19 +17,12 @@ from plumbline.model.blocks.kind import Block
 from plumbline.model.linear_cross_entropy import compiled_losses_and_gradient
 from plumbline.model.objectives.next_token import NextTokenConfig
 from plumbline.model.objectives.objective import TrainedLM
-from plumbline.model.parameterization.initialization import initialize
+from plumbline.model.parameterization.initialization import Gather, initialize, whole
 from plumbline.model.parameterization.multipliers import multipliers
 from plumbline.model.parameterization.rows import ParameterRow
 from plumbline.model.parameterization.skeleton import NoInitialValues
 from plumbline.model.quantization import float8
 from plumbline.model.quantization.precision import apply_precision
-
-Gather = Callable[[nn.Parameter], AbstractContextManager[object]]
-
-
-def whole(_parameter: nn.Parameter) -> AbstractContextManager[object]:
-    """Gather nothing: the parameter is not sharded."""
-    return nullcontext()
 
 
 def build_model(config: Config, construction: AbstractContextManager[object] | None = None) -> TrainedLM:
