@@ -142,11 +142,12 @@ if __name__ == "__main__":
     cli.begin(parse_arguments)  # ahead of the imports below, which take seconds
 
 
+from plumbline.data.inputs.reading import Reading, unescaped
 from plumbline.data.preparation.making import enlarge, join, make
 from plumbline.data.preparation.request import Request
 from plumbline.data.preparation.verifying import verify
 from plumbline.data.prepare import Result
-from plumbline.data.sources import Sources, unescaped
+from plumbline.data.sources import Sources
 from plumbline.launcher.runtime.system.before_torch import has_gpus
 from plumbline.launcher.runtime.system.installation import as_typed, training_on
 
@@ -167,9 +168,11 @@ def _prepared(arguments: argparse.Namespace) -> Result:
         return join(arguments.merge, output, arguments.overwrite)
     sources = Sources(
         tuple(arguments.source or arguments.append),
-        arguments.text_key or "text",
-        unescaped(arguments.document_separator),
-        unescaped(arguments.text_template),
+        Reading(
+            arguments.text_key or "text",
+            unescaped(arguments.document_separator),
+            unescaped(arguments.text_template),
+        ),
     )
     skip_bad = arguments.on_bad_record == "skip"
     if arguments.append:

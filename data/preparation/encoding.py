@@ -10,11 +10,11 @@ import numpy as np
 
 from plumbline.data.heldout import HeldOut
 from plumbline.data.indexed import Int64s, Integers
+from plumbline.data.inputs.reading import Reading
+from plumbline.data.inputs.records import Unit, read_records
 from plumbline.data.preparation.long_text import PART_BYTES, parts, read_part
 from plumbline.data.preparation.pieces import Piece
-from plumbline.data.preparation.records import read_records
 from plumbline.data.preparation.work import Work, whole
-from plumbline.data.sources import Sources, Unit
 from plumbline.data.tokenizers import Encoder
 
 SPLITS = ("train", "validation")
@@ -25,7 +25,7 @@ CHANGED = "the source changed while it was being read; run the same command agai
 class EncodingJob:
     """Hold the settings shared by the tokenization of all pieces."""
 
-    sources: Sources
+    reading: Reading
     work: Work
     tokenizer: str
     held_out: HeldOut
@@ -34,9 +34,9 @@ class EncodingJob:
 class Texts:
     """Read the documents of consecutive pieces of one unit, each exactly once."""
 
-    def __init__(self, sources: Sources, unit: Unit, piece: Piece) -> None:
+    def __init__(self, reading: Reading, unit: Unit, piece: Piece) -> None:
         """Start at the position from which `piece` can be read."""
-        records = read_records(sources, unit, piece.at)
+        records = read_records(reading, unit, piece.at)
         self._texts = (record.text for record in records if record.text is not None)
         self._index = piece.first_at
 
@@ -63,7 +63,7 @@ def encode_unit(job: EncodingJob, unit: Unit, pieces: list[tuple[Piece, Any]]) -
         unit: What to read.
         pieces: The pieces, each with flags for which of its documents are part of the corpus.
     """
-    texts = Texts(job.sources, unit, pieces[0][0])
+    texts = Texts(job.reading, unit, pieces[0][0])
     for piece, kept in pieces:
         encode_texts(job, piece, kept, texts.of(piece))
 

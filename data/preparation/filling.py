@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from plumbline.data.heldout import HeldOut, Sample, UInt64s, choose
 from plumbline.data.indexed import Int64s
+from plumbline.data.inputs.records import BINARY, NOT_UTF8, Unit
 from plumbline.data.preparation.duplicates import check_memory, first_ones, key_count
 from plumbline.data.preparation.encoding import (
     CHANGED,
@@ -32,7 +33,6 @@ from plumbline.data.preparation.encoding import (
 )
 from plumbline.data.preparation.manifest import WORK
 from plumbline.data.preparation.pieces import Piece, Plan
-from plumbline.data.preparation.records import BINARY, NOT_UTF8
 from plumbline.data.preparation.request import Request
 from plumbline.data.preparation.shards import Totals, finished_shard, write_shard
 from plumbline.data.preparation.survey import EXAMPLES, PIECE_BYTES, SurveyJob, sample_entries, survey_unit
@@ -40,7 +40,7 @@ from plumbline.data.preparation.surveyed import Surveyed
 from plumbline.data.preparation.work import Work
 from plumbline.data.preparation.workers import Call, Workers
 from plumbline.data.progress import Progress
-from plumbline.data.sources import Unit, printable
+from plumbline.data.sources import printable
 from plumbline.data.tokenizer_making import build_tokenizer, sample_bytes, trained_size
 from plumbline.data.tokenizers import Encoder
 from plumbline.data.workspace import sync
@@ -123,7 +123,7 @@ def _survey(request: Request, work: Work, workers: Workers) -> Surveyed:
     wanted = 0 if trained and work.tokenizer.is_dir() else sample_bytes(request.tokenizer)
     found = Surveyed(units, Sample(wanted))
     job = SurveyJob(
-        request.sources,
+        request.sources.reading,
         work,
         request.seed,
         request.validation_fraction,
@@ -142,7 +142,7 @@ def _survey(request: Request, work: Work, workers: Workers) -> Surveyed:
                 raise ValueError(CHANGED)
             found.add(units[number], facts, sample_entries(work, number))
             progress.update(facts.source_bytes)
-    _warn_of_separator(request.sources.document_separator, units, found.records)
+    _warn_of_separator(request.sources.reading.document_separator, units, found.records)
     return found
 
 
@@ -156,7 +156,7 @@ def _survey_calls(job: SurveyJob, found: Surveyed, done: Container[int]) -> Iter
 
 def _warn_of_separator(separator: str | None, units: list[Unit], records: Counter[tuple[str, ...]]) -> None:
     """Warn if the separator cuts no file."""
-    texts = [unit.names for unit in units if unit.kind in ("text", "separated")]
+    texts = [unit.names for unit in units if unit.format.is_text]
     files = sum(map(len, texts))
     if separator is not None and files and sum(records[names] for names in texts) == files:
         LOG.warning(f"--document-separator {separator!r} stands in none of {files:,} files of text")
@@ -292,7 +292,7 @@ class _Encoding:
         self._encoder = encoder
         self._workers = workers
         self._feeds = tasks < FEED_BELOW * workers.count and workers.count > 1
-        self._job = EncodingJob(request.sources, plan.work, request.tokenizer, plan.held_out)
+        self._job = EncodingJob(request.sources.reading, plan.work, request.tokenizer, plan.held_out)
 
     def write(self, folder: Path, name_pair: Callable[[str, int], str]) -> tuple[Totals, Int64s]:
         """Write the unfinished shards, and return the totals of all shards."""
@@ -349,7 +349,7 @@ class _Encoding:
 
     def _fed(self, pieces: list[Piece], missing: list[Piece]) -> Iterator[tuple[list[Piece], Call | None]]:
         """Read texts in this process, sequentially, for several processes to tokenize."""
-        texts = Texts(self._request.sources, self._plan.units[pieces[0].unit], pieces[0])
+        texts = Texts(self._request.sources.reading, self._plan.units[pieces[0].unit], pieces[0])
         wanted = set(missing)
         for piece in pieces:
             call = None

@@ -110,7 +110,7 @@ def _check_new(corpus: Path, before: Manifest, identity: dict[str, Any], sources
             f"--append {' '.join(sources.specs)}: {corpus} has the text of {len(known):,} of {len(keys):,} files "
             f"already, such as {known[0]}, and it would be there twice: {remedy}"
         )
-    if any(spec.startswith("hf:") for spec in identity["source"]):
+    if not sources.are_files:
         return  # a hub dataset is identified by its name only, and may have grown
     read = ("source_fingerprint", "text_key", "text_template")
     for request in (before.request, *before.request.get("appended", [])):

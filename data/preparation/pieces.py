@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from plumbline.data.heldout import HeldOut, too_short
+from plumbline.data.inputs.records import Unit
 from plumbline.data.preparation.long_text import PART_BYTES
 from plumbline.data.preparation.work import UnitFacts, Work
-from plumbline.data.sources import Unit
 
 
 class LongPart(NamedTuple):
@@ -49,7 +49,7 @@ class Piece(NamedTuple):
     last: int
     """Index of the document after its last one."""
     at: int | None
-    """Position from which to read (records.read_records)."""
+    """Position from which to read (inputs/records.py: read_records)."""
     first_at: int
     """Index of the document at that position."""
     source_bytes: int
@@ -78,7 +78,7 @@ class Plan:
             facts = self.work.facts(number)
             if facts is None:
                 raise ValueError("the work in progress was removed or changed; run the same command again")
-            pieces = self._parts(number, facts) if unit.kind == "long text" else self._of_unit(number, facts)
+            pieces = self._parts(number, facts) if unit.in_parts else self._of_unit(number, facts)
             for piece in pieces:
                 yield piece._replace(shard=shard)
                 filled += piece.source_bytes

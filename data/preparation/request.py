@@ -72,7 +72,7 @@ class Request:
         identity = {
             "source": self.sources.names,
             "source_fingerprint": self.sources.fingerprint(),
-            **self.sources.options(),
+            **self.sources.reading.options(),
             "tokenizer": self.tokenizer,
             "tokenizer_sha256": tokenizer_sha256(local.parent) if local.is_file() else None,
             "validation_fraction": self.validation_fraction,

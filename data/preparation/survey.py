@@ -9,21 +9,12 @@ from pathlib import Path
 import numpy as np
 
 from plumbline.data.heldout import Sample, place
+from plumbline.data.inputs.reading import Reading
+from plumbline.data.inputs.records import BINARY, EMPTY, HARMLESS, NOT_UTF8, Record, Unit, read_records
+from plumbline.data.inputs.texts import LOOKED_AT, is_binary, not_utf8
 from plumbline.data.preparation.duplicates import keys_of, keys_of_long_text
 from plumbline.data.preparation.long_text import byte_of_cut, scan
-from plumbline.data.preparation.records import (
-    BINARY,
-    EMPTY,
-    HARMLESS,
-    NOT_UTF8,
-    Record,
-    is_binary,
-    not_utf8,
-    read_records,
-)
 from plumbline.data.preparation.work import Bad, Lost, Mark, UnitFacts, Work, whole
-from plumbline.data.source_files import LOOKED_AT
-from plumbline.data.sources import Sources, Unit
 
 PIECE_BYTES = 4 << 20
 """Bytes of text that one process tokenizes in one go, or more if the input cannot be cut."""
@@ -35,7 +26,7 @@ EXAMPLES = 20
 class SurveyJob:
     """Hold the settings shared by the survey of all units."""
 
-    sources: Sources
+    reading: Reading
     work: Work
     seed: int
     fraction: float
@@ -57,7 +48,7 @@ def survey_unit(job: SurveyJob, number: int, unit: Unit, bound: int) -> None:
     """
     sample = Sample(job.sample_bytes, bound)
     with whole(job.work.unit(number, "documents")) as path:
-        facts = (_survey_long_text if unit.kind == "long text" else _survey)(job, number, unit, sample, path)
+        facts = (_survey_long_text if unit.in_parts else _survey)(job, number, unit, sample, path)
     with whole(job.work.unit(number, "sample")) as path, path.open("w") as file:
         file.writelines(json.dumps(entry) + "\n" for entry in sample.entries())
     job.work.keep_facts(number, facts)
@@ -79,12 +70,12 @@ def document_number(unit: int, index: int) -> int:
 def _survey(job: SurveyJob, number: int, unit: Unit, sample: Sample, path: Path) -> UnitFacts:
     found = _Found(job)
     with path.open("wb") as file:
-        for record in read_records(job.sources, unit):
+        for record in read_records(job.reading, unit):
             found.records += 1
             if record.reason is not None:
                 if found.leave_out(record, record.reason):
                     break
-                if unit.kind in ("text", "separated") and record.reason in (NOT_UTF8, BINARY):
+                if unit.format.is_text and record.reason in (NOT_UTF8, BINARY):
                     found.lost = found.lost.plus(_lost(record.where, record.detail))
             elif record.text is not None:
                 data = record.text.encode()

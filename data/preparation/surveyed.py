@@ -5,9 +5,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from plumbline.data.heldout import Sample
+from plumbline.data.inputs.records import Unit
 from plumbline.data.preparation.survey import EXAMPLES
 from plumbline.data.preparation.work import Bad, Lost, UnitFacts
-from plumbline.data.sources import Unit, printable
+from plumbline.data.sources import printable
 
 
 @dataclass

@@ -31,7 +31,7 @@ class Mark(NamedTuple):
     source_bytes: int
     """Bytes of the piece's text."""
     after: int | None
-    """Position from which reading can resume (records.Record), or None if it cannot."""
+    """Position from which reading can resume (inputs/records.py: Record), or None if it cannot."""
 
 
 class Bad(NamedTuple):

@@ -49,7 +49,7 @@ def test_white_space_and_composition_make_no_difference() -> None:
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_the_first_of_equal_documents_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int) -> None:
-    monkeypatch.setattr("plumbline.data.sources.UNIT_BYTES", 500)
+    monkeypatch.setattr("plumbline.data.inputs.files.UNIT_BYTES", 500)
     texts = [f"Text  número {number}\n" for number in range(50)]
     copies = [f" Text nu\u0301mero   {number}" for number in range(20, 30)]
     found, skipped = kept(tmp_path, [*texts, *copies, "text número 20"], "exact", workers=workers)
@@ -58,7 +58,7 @@ def test_the_first_of_equal_documents_stays(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_no_file_stays_open_while_others_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("plumbline.data.sources.UNIT_BYTES", 20)  # a unit for each document
+    monkeypatch.setattr("plumbline.data.inputs.files.UNIT_BYTES", 20)  # a unit for each document
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (len(list(Path("/proc/self/fd").iterdir())) + 40, limits[1]))
     try:

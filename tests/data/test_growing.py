@@ -13,6 +13,7 @@ from plumbline.data import workspace
 from plumbline.data.config import DataConfig, SourceConfig
 from plumbline.data.corpus import Corpus, open_corpus, read_manifest
 from plumbline.data.heldout import place
+from plumbline.data.inputs.reading import Reading
 from plumbline.data.loader import TrainBatches
 from plumbline.data.preparation.filling import Filled, fill
 from plumbline.data.preparation.growing import append, merge
@@ -342,12 +343,12 @@ def test_a_text_is_the_same_whatever_field_is_read_of_rows(tmp_path: Path) -> No
     (tmp_path / "a.txt").write_text("a text\n" * 50)
     prepare(Request(Sources((str(tmp_path / "a.txt"),)), "byte", tmp_path / "c", 0.1))
     with pytest.raises(ValueError, match="of 1 of 1 files already"):
-        append(tmp_path / "c", Sources((str(tmp_path / "a.txt"),), text_key="body"))
+        append(tmp_path / "c", Sources((str(tmp_path / "a.txt"),), Reading("body")))
 
 
 def test_what_was_appended_by_an_older_version_is_not_appended_again(tmp_path: Path) -> None:
     (tmp_path / "old.jsonl").write_text("".join(json.dumps({"body": text}) + "\n" for text in OLD))
-    prepare(Request(Sources((str(tmp_path / "old.jsonl"),), "body"), "byte", tmp_path / "c", 0.1))
+    prepare(Request(Sources((str(tmp_path / "old.jsonl"),), Reading("body")), "byte", tmp_path / "c", 0.1))
     (tmp_path / "notes.txt").write_text("a note\n" * 50)
     append(tmp_path / "c", Sources((str(tmp_path / "notes.txt"),)))  # as it was typed, by the field "text"
     manifest = json.loads((tmp_path / "c" / "corpus.json").read_text())
@@ -361,7 +362,7 @@ def test_what_joins_a_merged_corpus_is_read_as_its_parts_were(tmp_path: Path) ->
         (tmp_path / f"{name}.jsonl").write_text(
             "".join(json.dumps({key: f"{name} {number}"}) + "\n" for number in range(99))
         )
-        prepare(Request(Sources((str(tmp_path / f"{name}.jsonl"),), key), "byte", tmp_path / name, 0.1))
+        prepare(Request(Sources((str(tmp_path / f"{name}.jsonl"),), Reading(key)), "byte", tmp_path / name, 0.1))
     (tmp_path / "new.jsonl").write_text(
         "".join(json.dumps({"body": f"new {n}", "text": "no"}) + "\n" for n in range(99))
     )
@@ -378,7 +379,7 @@ def test_what_joins_a_merged_corpus_is_read_as_its_parts_were(tmp_path: Path) ->
 def test_what_is_appended_is_read_as_the_corpus_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, texts in (("old.jsonl", OLD), ("new.jsonl", NEW)):
         (tmp_path / name).write_text("".join(json.dumps({"body": text, "id": 7}) + "\n" for text in texts))
-    there = Sources((str(tmp_path / "old.jsonl"),), template="{id}: {body}")
+    there = Sources((str(tmp_path / "old.jsonl"),), Reading(template="{id}: {body}"))
     prepare(Request(there, "byte", tmp_path / "c", 0.1))
     command = ["prepare.py", "--append", str(tmp_path / "new.jsonl"), "--output", str(tmp_path / "c")]
     monkeypatch.setattr(sys, "argv", command)

@@ -90,7 +90,7 @@ def test_a_long_document_is_one_document_of_the_same_tokens(
 ) -> None:
     for name in ("long_text", "encoding", "pieces", "duplicates"):
         monkeypatch.setattr(f"plumbline.data.preparation.{name}.PART_BYTES", 50_000)
-    monkeypatch.setattr("plumbline.data.sources.PART_BYTES", 50_000)
+    monkeypatch.setattr("plumbline.data.inputs.files.PART_BYTES", 50_000)
     folder = tmp_path / "source"
     folder.mkdir()
     (folder / "a.txt").write_text(long_source)

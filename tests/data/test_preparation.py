@@ -22,8 +22,10 @@ import pytest
 
 from plumbline.data import prepare as prepare_module
 from plumbline.data.corpus import open_corpus, read_manifest
+from plumbline.data.inputs.reading import Reading
+from plumbline.data.inputs.records import read_records
 from plumbline.data.manifest import Manifest
-from plumbline.data.preparation import filling, records
+from plumbline.data.preparation import filling
 from plumbline.data.preparation.survey import survey_unit as original_survey
 from plumbline.data.preparation.verifying import verify
 from plumbline.data.prepare import Request, prepare
@@ -35,7 +37,7 @@ from tests.data.test_prepare import command, files, leftovers, wait_for_the_end_
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let little text be many units, pieces and shards."""
     monkeypatch.setattr("plumbline.data.preparation.filling.PIECE_BYTES", 2000)
-    monkeypatch.setattr("plumbline.data.sources.UNIT_BYTES", 10_000)
+    monkeypatch.setattr("plumbline.data.inputs.files.UNIT_BYTES", 10_000)
 
 
 def make(source: object, output: Path, tokenizer: str = "byte", **changes: Any) -> Manifest:
@@ -269,7 +271,7 @@ def test_a_tokenizer_that_cannot_be_had_is_told_before_any_text_is_read(
 @pytest.mark.usefixtures("small_pieces")
 def test_bad_records_are_named_and_counted(ten_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The lines are those of the file, of which each unit is a part."""
-    monkeypatch.setattr("plumbline.data.sources.UNIT_BYTES", 2000)
+    monkeypatch.setattr("plumbline.data.inputs.files.UNIT_BYTES", 2000)
     lines = (ten_files / "3.jsonl").read_text().splitlines()
     lines[40] = '{"text": 7}'
     lines[55] = '{"text": '
@@ -300,7 +302,12 @@ def test_a_separator_that_cuts_nothing_is_told(tmp_path: Path, caplog: pytest.Lo
     for separator, told in (("\n\n", ""), ("\r\n", r"--document-separator '\r\n' stands in none of 2 files of text")):
         caplog.clear()
         prepare(
-            Request(Sources((str(tmp_path),), "text", separator), "byte", tmp_path.with_suffix(f".{bool(told)}"), 0.2)
+            Request(
+                Sources((str(tmp_path),), Reading("text", separator)),
+                "byte",
+                tmp_path.with_suffix(f".{bool(told)}"),
+                0.2,
+            )
         )
         assert told in caplog.text
         assert bool(told) == ("--document-separator" in caplog.text)
@@ -344,7 +351,7 @@ def test_memory_does_not_grow_with_the_text(tmp_path: Path) -> None:
 def test_a_line_that_no_memory_holds_is_a_bad_record(
     tmp_path: Path, ending: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(records, "LONGEST_LINE", 100)
+    monkeypatch.setattr("plumbline.data.inputs.lines.LONGEST_LINE", 100)
     lines = [json.dumps({"text": "x" * size}).encode() for size in (87, 1000)]
     with pyarrow.CompressedOutputStream(
         str(tmp_path / f"a.jsonl.{ending}"), {"gz": "gzip", "zst": "zstd"}[ending]
@@ -352,7 +359,7 @@ def test_a_line_that_no_memory_holds_is_a_bad_record(
         file.write(b"\n".join(lines))
     sources = Sources((str(tmp_path),))
     (unit,) = sources.units()
-    taken, refused = records.read_records(sources, unit)
+    taken, refused = read_records(sources.reading, unit)
     assert taken.text == "x" * 87
     assert (refused.reason, refused.text) == ("line too long", None)
     assert refused.detail.startswith("line 2 is longer than 100 bytes")

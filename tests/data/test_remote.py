@@ -19,6 +19,7 @@ from botocore.exceptions import NoCredentialsError, PartialCredentialsError  # t
 from plumbline.data.config import DataConfig, SourceConfig
 from plumbline.data.corpus import open_corpus, read_manifest
 from plumbline.data.indexed import BLOCK_BYTES, IndexedWriter, token_dtype
+from plumbline.data.inputs.reading import Reading
 from plumbline.data.loader import TrainBatches
 from plumbline.data.opening import open_source
 from plumbline.data.preparation.verifying import verify
@@ -47,7 +48,7 @@ def blocky(byte_corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     source.write_bytes(draw.integers(97, 123, 14_700_000, np.uint8).tobytes()[: 14_700_000 // 7350 * 7350])
     text = source.read_bytes().decode()
     source.write_text("#".join(text[start : start + 7350] for start in range(0, len(text), 7350)))
-    sources = Sources((str(source),), document_separator="#")
+    sources = Sources((str(source),), Reading(document_separator="#"))
     prepare(Request(sources, "byte", folder / "whole", validation_fraction=0.03))
     documents = open_corpus(folder / "whole").splits["train"].num_documents
     return shard(folder / "whole", folder / "blocky", [documents * 3 // 8])

@@ -8,15 +8,16 @@ from pathlib import Path
 import pytest
 
 from plumbline.data.corpus import read_manifest
-from plumbline.data.preparation.records import read_records
+from plumbline.data.inputs.folder import Folder
+from plumbline.data.inputs.reading import Reading
+from plumbline.data.inputs.records import read_records
 from plumbline.data.prepare import Request, prepare
-from plumbline.data.source_files import files_of
 from plumbline.data.sources import Sources
 
 
 def texts_of(path: Path, separator: str | None = None) -> list[str]:
-    sources = Sources((str(path),), document_separator=separator)
-    return [record.text for unit in sources.units() for record in read_records(sources, unit) if record.text]
+    sources = Sources((str(path),), Reading(document_separator=separator))
+    return [record.text for unit in sources.units() for record in read_records(sources.reading, unit) if record.text]
 
 
 def write_rows(path: Path, count: int = 200) -> None:
@@ -49,7 +50,7 @@ def test_a_binary_file_is_no_text(tmp_path: Path, size: int) -> None:
     (tmp_path / "a.txt").write_text("a text")
     (tmp_path / "b.npy").write_bytes(b"\x01\0" * size)
     for separator in (None, "x"):
-        sources = Sources((str(tmp_path),), document_separator=separator)
+        sources = Sources((str(tmp_path),), Reading(document_separator=separator))
         assert prepare(Request(sources, "byte", tmp_path / f"c{separator}", 0.5)).manifest.skipped == {"binary": 1}
 
 
@@ -77,7 +78,7 @@ def test_a_lost_file_that_is_much_of_the_text_is_named(
     write_rows(tmp_path / "in" / "a.jsonl")
     (tmp_path / "in" / "b.txt").write_bytes(b"\xff")
     (tmp_path / "in" / "big.txt").write_bytes(b"x" * size + b"\xe9.")
-    sources = Sources((str(tmp_path / "in"),), document_separator=separator)
+    sources = Sources((str(tmp_path / "in"),), Reading(document_separator=separator))
     manifest = prepare(Request(sources, "byte", tmp_path / "c", 0.1)).manifest
     problem = f"big.txt: 'utf-8' codec can't decode byte 0xe9 in position {size}: invalid continuation byte"
     assert f"2 of 202 texts are not UTF-8 or binary, and left out, files of {size + 3:,} of " in caplog.text
@@ -154,4 +155,4 @@ def test_rows_are_not_read_as_one_text(tmp_path: Path, name: str) -> None:
 def test_a_link_without_an_ending_takes_no_rows_away(tmp_path: Path) -> None:
     write_rows(tmp_path / "d.jsonl")
     (tmp_path / "latest").symlink_to(tmp_path / "d.jsonl")
-    assert files_of(str(tmp_path)) == [tmp_path / "d.jsonl"]
+    assert Folder(str(tmp_path), Reading()).files() == [tmp_path / "d.jsonl"]

@@ -1,11 +1,13 @@
 """Sources: every kind of file gives the same documents, in a fixed order, and bad rows are named."""
 
+import bz2
 import gzip
 import json
 import os
 import re
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -14,8 +16,12 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from plumbline.data.preparation.records import HARMLESS, read_records
-from plumbline.data.sources import Sources, unescaped
+from plumbline.data.inputs import formats, kinds
+from plumbline.data.inputs.lines import read_packed_lines
+from plumbline.data.inputs.reading import Reading, unescaped
+from plumbline.data.inputs.records import HARMLESS, Format, Record, Unit, read_records, record_of_row
+from plumbline.data.inputs.source import Source
+from plumbline.data.sources import Sources
 
 TEXTS = ["first\n", "zweite Zeile\r\n", "第三"]
 
@@ -24,11 +30,11 @@ def read(
     *specs: object, text_key: str = "text", separator: str | None = None, template: str | None = None
 ) -> tuple[list[str], dict[str, int]]:
     """Return documents, and what is left out; an error for a record that is neither."""
-    sources = Sources(tuple(map(str, specs)), text_key, separator, template)
+    sources = Sources(tuple(map(str, specs)), Reading(text_key, separator, template))
     skipped: Counter[str] = Counter()
     texts = []
     for unit in sources.units():
-        for record in read_records(sources, unit):
+        for record in read_records(sources.reading, unit):
             if record.reason is not None:
                 skipped[record.reason] += 1
                 if record.reason not in HARMLESS:
@@ -125,6 +131,39 @@ def test_a_name_that_pyarrow_does_not_open_is_no_damage(tmp_path: Path, ending: 
         read(tmp_path)
 
 
+def test_a_row_of_the_table_is_a_format(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.jsonl.bz2").write_bytes(bz2.compress(json_lines(*TEXTS)))
+    with pytest.raises(ValueError, match="is packed, and of such files"):
+        read(tmp_path / "a.jsonl.bz2")
+    row = Format(partial(read_packed_lines, bz2.open), (".jsonl.bz2",), "a whole bzip2")
+    monkeypatch.setattr(formats, "FORMATS", (*formats.FORMATS, row))
+    assert read(tmp_path / "a.jsonl.bz2")[0] == read(tmp_path)[0] == TEXTS
+    (tmp_path / "a.jsonl.bz2").write_bytes(b"BZ")
+    with pytest.raises(ValueError, match=r"a\.jsonl\.bz2: not a whole bzip2 file"):
+        read(tmp_path)
+
+
+def test_a_class_in_the_table_is_a_kind_of_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    def counted(reading: Reading, unit: Unit, at: int | None) -> Iterator[Record]:
+        return (record_of_row(reading, {"text": f"row {row}"}, "row {row}", row, None) for row in range(unit.stop))
+
+    class Counted(Source):
+        """Stand for a database: the argument says how many rows it has."""
+
+        @classmethod
+        def is_meant_by(cls, spec: str) -> bool:
+            return spec.startswith("count:")
+
+        def units(self, number: int) -> Iterator[Unit]:
+            yield Unit(number, Format(counted), (self.spec,), 0, int(self.spec.removeprefix("count:")))
+
+    monkeypatch.setattr(kinds, "KINDS", (Counted, *kinds.KINDS))
+    assert read("count:2")[0] == ["row 0", "row 1"]
+    assert not list(Sources(("count:2",)).warnings())
+    with pytest.raises(ValueError, match="both name count:2"):
+        Sources(("count:2", "count:3", "count:2")).fingerprint()
+
+
 def test_a_separator_is_typed_as_python_writes_it() -> None:
     assert unescaped(r"\r\n\t|\\newpage|\x") == "\r\n\t|\\newpage|\\x"
 
@@ -197,12 +236,12 @@ def test_the_text_of_several_fields(tmp_path: Path) -> None:
         read(tmp_path / "a.jsonl", template="{autor}")
     for wrong in ("no field", "{title.__class__}", "{title!r}", "{title", "{}"):
         with pytest.raises(ValueError, match="--text-template"):
-            Sources(("a",), template=wrong)
+            Reading(template=wrong)
 
 
 @pytest.mark.parametrize("size", [1, 7, 40, 1000])
 def test_lines_are_read_once_however_a_file_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-    monkeypatch.setattr("plumbline.data.sources.UNIT_BYTES", size)
+    monkeypatch.setattr("plumbline.data.inputs.files.UNIT_BYTES", size)
     texts = ["x" * (number * number % 37 + 1) for number in range(30)]
     (tmp_path / "a.jsonl").write_bytes(json_lines(*texts).replace(b"\n", b"\n\n", 5).rstrip(b"\n"))
     assert read(tmp_path / "a.jsonl")[0] == texts
@@ -212,9 +251,9 @@ def test_large_files_are_cut_at_separators_as_small_ones(tmp_path: Path, monkeyp
     text = "one\n\n\ntwo\n\n\n\n\nthree é\n\n" + "long " * 20 + "\n\nend"
     (tmp_path / "a.txt").write_text(text)
     small = read(tmp_path / "a.txt", separator="\n\n")
-    monkeypatch.setattr("plumbline.data.sources.PART_BYTES", 10)
+    monkeypatch.setattr("plumbline.data.inputs.files.PART_BYTES", 10)
     for block in (1, 2, 3, 5, 1000):
-        monkeypatch.setattr("plumbline.data.preparation.records.BLOCK_BYTES", block)
+        monkeypatch.setattr("plumbline.data.inputs.texts.BLOCK_BYTES", block)
         assert read(tmp_path / "a.txt", separator="\n\n") == small
     (tmp_path / "a.txt").write_bytes(text.encode() + b"\xff")
     assert read(tmp_path / "a.txt", separator="\n\n") == ([], {"not UTF-8": 1})
@@ -248,8 +287,8 @@ def test_a_dataset_that_fails_in_mid_stream_is_named(tmp_path: Path, monkeypatch
         def __iter__(self) -> Iterator[object]:
             raise datasets.exceptions.DatasetGenerationError("no\nrow")
 
-    monkeypatch.setattr("plumbline.data.sources.open_dataset", Broken)
-    monkeypatch.setattr("plumbline.data.preparation.records._opened", Broken)
+    monkeypatch.setattr("plumbline.data.inputs.dataset.open_dataset", Broken)
+    monkeypatch.setattr("plumbline.data.inputs.dataset._opened", Broken)
     with pytest.raises(OSError, match=rf"{start} \(no row\); .*: the same command goes on from here"):
         read(f"hf:{tmp_path}")
 
@@ -271,7 +310,7 @@ def test_a_dataset_that_cannot_be_reached_is_no_mistake_of_the_request(
         monkeypatch.setattr("datasets.load_dataset", Mock(side_effect=error))
         with pytest.raises(OSError, match=r"--source hf:.*: datasets cannot load it: timed out; see to the network"):
             list(Sources((f"hf:{tmp_path}",)).units())
-    monkeypatch.setattr("plumbline.data.sources.is_reachable", lambda: False)
+    monkeypatch.setattr("plumbline.data.inputs.dataset.is_reachable", lambda: False)
     with pytest.raises(OSError, match="--source hf:some/text: the hub cannot be reached; give files"):
         list(Sources(("hf:some/text",)).units())
 
@@ -369,9 +408,9 @@ def test_fingerprint_notices_changed_and_new_files(folder: Path) -> None:
 def test_the_standard_library_is_there() -> None:
     sources = Sources(("stdlib",))
     unit = next(sources.units())
-    first = [record.text for record, _ in zip(read_records(sources, unit), range(200), strict=False)]
+    first = [record.text for record, _ in zip(read_records(sources.reading, unit), range(200), strict=False)]
     assert any("def " in (text or "") for text in first)
-    assert first == [record.text for record, _ in zip(read_records(sources, unit), range(200), strict=False)]
+    assert first == [record.text for record, _ in zip(read_records(sources.reading, unit), range(200), strict=False)]
 
 
 def test_a_table_is_not_read_as_one_text(tmp_path: Path) -> None:

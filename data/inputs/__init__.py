@@ -1,0 +1,1 @@
+"""Read the text from which a corpus is made: kinds of sources, and formats of files."""
