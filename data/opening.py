@@ -81,11 +81,6 @@ def evaluated_sources(
     return {name: corpus for name, corpus in trained.items() if "validation" in corpus.splits}
 
 
-def validation_splits(config: DataConfig, trained: Mapping[str, SampleSource]) -> dict[str, WindowStream]:
-    """Return the splits to evaluate on, by name; `evaluated_sources` says which, and what it raises."""
-    return {name: source.held_out for name, source in evaluated_sources(config, trained).items()}
-
-
 def _warn_of_what_is_trained_on(trained: Mapping[str, SampleSource], evaluated: Mapping[str, SampleSource]) -> None:
     """Warn of sources that are evaluated on their training data: bare pairs and files of prompts hold nothing out."""
     fingerprints = [corpus.fingerprint for corpus in trained.values()]

@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 from plumbline.data.loader import TrainBatches, ValidationBatches
-from plumbline.data.opening import validation_splits
+from plumbline.data.opening import evaluated_sources
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.config.schema import Config
@@ -60,7 +60,7 @@ def train(config: Config, chunked: bool = False) -> tuple[list[float], float]:
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item())
-    split = next(iter(validation_splits(config.data, data.corpora).values()))
+    split = next(iter(evaluated_sources(config.data, data.corpora).values())).held_out
     held_out = ValidationBatches(
         split, config.data.sequence_length, config.data.micro_batch_size, config.train.eval_batches
     )

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, processors
 from plumbline.data.config import DataConfig
 from plumbline.data.corpus import open_corpus
 from plumbline.data.indexed import IndexedWriter, token_dtype
-from plumbline.data.opening import open_corpora, validation_splits
+from plumbline.data.opening import evaluated_sources, open_corpora
 from plumbline.data.streams import WindowStream
 from plumbline.data.tokenizer_making import build_tokenizer
 
@@ -89,4 +89,5 @@ def begins_texts(folder: Path) -> Path:
 
 def opened_splits(config: DataConfig) -> dict[str, WindowStream]:
     """Open what a configuration trains on, and return what it evaluates on."""
-    return validation_splits(config, open_corpora(config.train, config.cache))
+    evaluated = evaluated_sources(config, open_corpora(config.train, config.cache))
+    return {name: source.held_out for name, source in evaluated.items()}

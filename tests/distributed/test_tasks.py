@@ -18,7 +18,7 @@ from torch import Tensor
 import plumbline.launcher.eval
 from plumbline.data.config import SourceConfig
 from plumbline.data.loader import TrainBatches, ValidationBatches
-from plumbline.data.opening import open_source, validation_splits
+from plumbline.data.opening import evaluated_sources, open_source
 from plumbline.launcher.runtime.checkpoint.resume import check_resume
 from plumbline.launcher.runtime.checkpoint.store import CheckpointError
 from plumbline.launcher.runtime.config.errors import ConfigError
@@ -101,7 +101,7 @@ def test_exact_match_is_what_a_plain_argmax_says(tiny_config: Path, world: World
     for step in range(8):
         micro_batches: list[Any] = train.micro_batches(step)
         engine.train_step(micro_batches, step, 0.05)
-    split = validation_splits(config.data, train.corpora)["retrieval"]
+    split = evaluated_sources(config.data, train.corpora)["retrieval"].held_out
     batches: list[Any] = list(ValidationBatches(split, 12, 7, max_batches=3))
     for label in (batches[0]["labels"], batches[1]["labels"]):
         label[0] = -100  # a row that only pads its batch
