@@ -308,7 +308,7 @@ class _Encoding:
             flat = (piece for task in done for piece in task)
             for shard, of_shard in groupby(flat, key=lambda piece: piece.shard):
                 names = {split: name_pair(split, shard) for split in SPLITS}
-                write_shard(folder, work, self._encoder, names, pieces(of_shard))
+                write_shard(folder, work, self._encoder, shard, names, pieces(of_shard))
                 shutil.rmtree(work.piece(shard, 0, 0).parent)
         return self._collect(folder)
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from plumbline.data.indexed import IndexedWriter, Int64s
 from plumbline.data.manifest import Counts, FileRecord
-from plumbline.data.preparation.encoding import SPLITS, read_piece
+from plumbline.data.preparation.encoding import SPLITS, Encoded, read_piece
 from plumbline.data.preparation.pieces import Piece
 from plumbline.data.preparation.work import Work, whole
 from plumbline.data.tokenizers import Encoder
@@ -79,58 +79,70 @@ def sum_of(first: Counts | None, second: Counts) -> Counts:
     )
 
 
+class _SplitFiles:
+    """Write the pair of files of one split, and count its tokens."""
+
+    def __init__(self, folder: Path, writer: IndexedWriter, vocab_size: int) -> None:
+        self.frequencies = np.zeros(vocab_size, np.int64)
+        self._folder = folder
+        self._writer = writer
+
+    def add(self, part: Encoded, continued: bool) -> Counts:
+        """Write the documents of a piece, the first of which may continue that of the piece before; count them."""
+        before = self._writer.num_documents
+        self._writer.add_documents(part.tokens, part.lengths.tolist(), continued)
+        self.frequencies += np.bincount(part.tokens, minlength=len(self.frequencies))
+        documents = self._writer.num_documents - before
+        return Counts(documents=documents, tokens=len(part.tokens), source_bytes=part.source_bytes)
+
+    def keep(self) -> dict[str, FileRecord]:
+        """Flush the finished files to disk, or remove them if they hold no document; return those that stay."""
+        paths = [self._folder / name for name in self._writer.files]
+        if not self._writer.num_documents:
+            for path in paths:
+                path.unlink()
+            return {}
+        for path in paths:
+            sync(path)  # since the pieces it was made from are removed
+        return {name: FileRecord(**asdict(facts)) for name, facts in self._writer.files.items()}
+
+
 def write_shard(
-    folder: Path,
-    work: Work,
-    encoder: Encoder,
-    names: dict[str, str],
-    pieces: Iterable[tuple[Piece, str]],
-) -> int | None:
+    folder: Path, work: Work, encoder: Encoder, shard: int, names: dict[str, str], pieces: Iterable[tuple[Piece, str]]
+) -> None:
     """Write one shard from its pieces as they arrive, and save its totals.
 
     Args:
         folder: Where the token files go.
         work: Where the pieces are.
         encoder: Gives the type of the tokens.
+        shard: The number of the shard.
         names: The name of each split's pair; a pair without documents is not written.
         pieces: The pieces in order, each with the name of its source.
-
-    Returns:
-        The number of the shard, or None if there was no piece.
     """
     totals = Totals()
-    frequencies = {split: np.zeros(encoder.vocab_size, np.int64) for split in SPLITS}
-    shard: int | None = None
     with ExitStack() as stack:
-        writers = {split: stack.enter_context(IndexedWriter(folder / names[split], encoder.dtype)) for split in SPLITS}
+        writers = [stack.enter_context(IndexedWriter(folder / names[split], encoder.dtype)) for split in SPLITS]
+        splits = [_SplitFiles(folder, writer, encoder.vocab_size) for writer in writers]
         for piece, source in pieces:
-            shard = piece.shard
             continued = piece.long is not None and piece.long.number > 0
-            for split, part in zip(SPLITS, read_piece(work.piece(piece.shard, piece.unit, piece.number)), strict=True):
-                if not len(part.lengths):
-                    continue
-                before = writers[split].num_documents
-                writers[split].add_documents(part.tokens, part.lengths.tolist(), continued)
-                frequencies[split] += np.bincount(part.tokens, minlength=encoder.vocab_size)
-                documents = writers[split].num_documents - before
-                totals.count(
-                    split, source, Counts(documents=documents, tokens=len(part.tokens), source_bytes=part.source_bytes)
-                )
-    for split, writer in writers.items():
-        if writer.num_documents:
+            parts = read_piece(work.piece(shard, piece.unit, piece.number))
+            for split, files, part in zip(SPLITS, splits, parts, strict=True):
+                if len(part.lengths):
+                    totals.count(split, source, files.add(part, continued))
+    for split, files in zip(SPLITS, splits, strict=True):
+        if kept := files.keep():
             totals.pairs[split] = [names[split]]
-            totals.files.update({name: FileRecord(**asdict(facts)) for name, facts in writer.files.items()})
-            for name in writer.files:
-                sync(folder / name)  # since the pieces it was made from are removed
-        else:
-            for name in writer.files:
-                (folder / name).unlink()
-    if shard is not None:
-        with whole(work.shard(shard, "npy")) as path, path.open("wb") as file:
-            np.save(file, np.stack([frequencies[split] for split in SPLITS]))
-        with whole(work.shard(shard, "json")) as path:
-            path.write_text(json.dumps(totals.to_json()))
-    return shard
+            totals.files.update(kept)
+    _finish_shard(work, shard, totals, np.stack([files.frequencies for files in splits]))
+
+
+def _finish_shard(work: Work, shard: int, totals: Totals, frequencies: Int64s) -> None:
+    """Save what `finished_shard` returns, which marks the shard as finished."""
+    with whole(work.shard(shard, "npy")) as path, path.open("wb") as file:
+        np.save(file, frequencies)
+    with whole(work.shard(shard, "json")) as path:
+        path.write_text(json.dumps(totals.to_json()))
 
 
 def finished_shard(folder: Path, work: Work, shard: int) -> tuple[Totals, Int64s] | None:
