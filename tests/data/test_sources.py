@@ -1,13 +1,11 @@
 """Sources: every kind of file gives the same documents, in a fixed order, and bad rows are named."""
 
-import bz2
 import gzip
 import json
 import os
 import re
 from collections import Counter
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -16,11 +14,8 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from plumbline.data.inputs import formats, kinds
-from plumbline.data.inputs.lines import read_packed_lines
 from plumbline.data.inputs.reading import Reading, unescaped
-from plumbline.data.inputs.records import HARMLESS, Format, Record, Unit, read_records, record_of_row
-from plumbline.data.inputs.source import Source
+from plumbline.data.inputs.records import HARMLESS, read_records
 from plumbline.data.sources import Sources
 
 TEXTS = ["first\n", "zweite Zeile\r\n", "第三"]
@@ -129,39 +124,6 @@ def test_a_name_that_pyarrow_does_not_open_is_no_damage(tmp_path: Path, ending: 
     (tmp_path / os.fsdecode(f"caf\xe9.{ending}".encode("latin-1"))).write_bytes(b"")
     with pytest.raises(ValueError, match=rf"{ending}: has a name that is not UTF-8, .*; rename it"):
         read(tmp_path)
-
-
-def test_a_row_of_the_table_is_a_format(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "a.jsonl.bz2").write_bytes(bz2.compress(json_lines(*TEXTS)))
-    with pytest.raises(ValueError, match="is packed, and of such files"):
-        read(tmp_path / "a.jsonl.bz2")
-    row = Format(partial(read_packed_lines, bz2.open), (".jsonl.bz2",), "a whole bzip2")
-    monkeypatch.setattr(formats, "FORMATS", (*formats.FORMATS, row))
-    assert read(tmp_path / "a.jsonl.bz2")[0] == read(tmp_path)[0] == TEXTS
-    (tmp_path / "a.jsonl.bz2").write_bytes(b"BZ")
-    with pytest.raises(ValueError, match=r"a\.jsonl\.bz2: not a whole bzip2 file"):
-        read(tmp_path)
-
-
-def test_a_class_in_the_table_is_a_kind_of_source(monkeypatch: pytest.MonkeyPatch) -> None:
-    def counted(reading: Reading, unit: Unit, at: int | None) -> Iterator[Record]:
-        return (record_of_row(reading, {"text": f"row {row}"}, "row {row}", row, None) for row in range(unit.stop))
-
-    class Counted(Source):
-        """Stand for a database: the argument says how many rows it has."""
-
-        @classmethod
-        def is_meant_by(cls, spec: str) -> bool:
-            return spec.startswith("count:")
-
-        def units(self, number: int) -> Iterator[Unit]:
-            yield Unit(number, Format(counted), (self.spec,), 0, int(self.spec.removeprefix("count:")))
-
-    monkeypatch.setattr(kinds, "KINDS", (Counted, *kinds.KINDS))
-    assert read("count:2")[0] == ["row 0", "row 1"]
-    assert not list(Sources(("count:2",)).warnings())
-    with pytest.raises(ValueError, match="both name count:2"):
-        Sources(("count:2", "count:3", "count:2")).fingerprint()
 
 
 def test_a_separator_is_typed_as_python_writes_it() -> None:
