@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from plumbline.data.corpus import Split
+from plumbline.data.disk import naming_full_disk
 from plumbline.data.indexed import Int64s
 from plumbline.data.locks import wait_for
 from plumbline.data.packing import packed_blocks
@@ -27,7 +28,7 @@ from plumbline.data.remote.fetch import RemoteError
 from plumbline.data.remote.piece import Piece
 from plumbline.data.shards import pieces_of
 from plumbline.data.streams import Rows, Window
-from plumbline.data.workspace import FolderKind, naming_full_disk, new_folder
+from plumbline.data.workspace import FolderKind, new_folder
 
 LOG = logging.getLogger(__name__)
 PLACE = "PLUMBLINE_CACHE"

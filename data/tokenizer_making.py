@@ -22,10 +22,10 @@ import sentencepiece
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from plumbline.data.damage import reading
+from plumbline.data.disk import naming_full_disk, number_of
 from plumbline.data.hub import is_reachable
 from plumbline.data.manifest import MANIFEST
 from plumbline.data.tokenizers import CONFIG, TOKENIZER, byte_vocabulary, load_tokenizer, read_config
-from plumbline.data.workspace import naming_full_disk, number_of
 
 EOS = "<|endoftext|>"
 GENERIC_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")  # the name before and since transformers 5

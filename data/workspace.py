@@ -4,7 +4,6 @@ A folder that already has the final name is replaced only if it is empty or of t
 """
 
 import contextlib
-import ctypes
 import errno
 import os
 import re
@@ -15,17 +14,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from plumbline.data.disk import FullDiskError, exchange, move, naming_full_disk, sync
 from plumbline.data.locks import is_held
 
 PARTIAL, NEW, OLD = ".partial", ".new", ".old"
 """Suffixes of hidden folders: one being filled, a finished one about to replace the output, and the old output if the
 two cannot be exchanged."""
 
-FULL = (errno.ENOSPC, errno.EDQUOT)
-"""Error numbers for a full disk or quota."""
 CLOSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
 """Error numbers for a folder that cannot be written to: no permission, read-only, or not a folder."""
-AT_FDCWD, RENAME_EXCHANGE = -100, 2  # of Linux's renameat2
 
 
 @dataclass(frozen=True)
@@ -166,35 +163,6 @@ def _filled(output: Path, kind: FolderKind, key: str | None) -> Iterator[Path]:
         os.close(lock)
 
 
-class FullDiskError(OSError):
-    """Name the folder for which the disk had no room, and the remedy."""
-
-
-@contextlib.contextmanager
-def naming_full_disk(output: Path | str, remedy: str) -> Iterator[None]:
-    """Turn any error that a full disk causes while a folder is written into a FullDiskError.
-
-    Raises:
-        FullDiskError: the disk is full; names the folder and the remedy.
-    """
-    try:
-        yield
-    except Exception as error:
-        if not isinstance(error, FullDiskError) and number_of(error) not in FULL:
-            raise
-        raise FullDiskError(
-            f"{output}: no space left on the device; nothing was kept. Free some space, or {remedy}"
-        ) from error
-
-
-def number_of(error: Exception) -> int | None:
-    """Return the OS error number; Rust libraries and `shutil.copytree` only have it in the text of their errors."""
-    if isinstance(error, OSError) and error.errno is not None:
-        return error.errno
-    found = re.search(r"\(os error (\d+)\)|\[Errno (\d+)\]", str(error))
-    return int(found[1] or found[2]) if found else None
-
-
 def _partial(output: Path, key: str) -> str:
     return f".{output.name}.{key}{PARTIAL}"
 
@@ -253,23 +221,6 @@ def _replace(output: Path, new: Path) -> Path:
         move(old, output)
         raise
     return old
-
-
-def exchange(one: Path, other: Path) -> bool:
-    """Exchange the names of two folders atomically; return False if the kernel or the file system cannot.
-
-    Raises:
-        OSError: it failed, and both keep their names.
-    """
-    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
-    if rename is None:
-        return False
-    if rename(AT_FDCWD, os.fsencode(one.absolute()), AT_FDCWD, os.fsencode(other.absolute()), RENAME_EXCHANGE):
-        number = ctypes.get_errno()
-        if number in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
-            return False
-        raise OSError(number, os.strerror(number), str(other))
-    return True
 
 
 def restore(output: Path) -> None:
@@ -342,33 +293,6 @@ def _umask() -> int:
     umask = os.umask(0o077)
     os.umask(umask)
     return umask
-
-
-def sync(path: Path) -> None:
-    """Flush a file, or the names in a folder, to disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def move(source: Path, target: Path) -> None:
-    """Rename a file or a folder, replacing a file or an empty folder, and flush the name to disk.
-
-    Over NFS, a successful rename can be reported as "no such file": the server's reply was lost, and the client asked
-    again. What has the final name tells which it was.
-
-    Raises:
-        OSError: it still has its old name, or did not exist.
-    """
-    moved = source.lstat()
-    try:
-        source.replace(target)
-    except FileNotFoundError:
-        if os.path.lexists(source) or not (os.path.lexists(target) and os.path.samestat(moved, target.lstat())):
-            raise
-    sync(target.parent)
 
 
 def _remove_abandoned(output: Path, own: Path) -> None:

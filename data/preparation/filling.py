@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from plumbline.data.disk import sync
 from plumbline.data.heldout import HeldOut, Sample, UInt64s, choose
 from plumbline.data.indexed import Int64s
 from plumbline.data.inputs.records import BINARY, NOT_UTF8, Unit
@@ -43,7 +44,6 @@ from plumbline.data.progress import Progress
 from plumbline.data.sources import printable
 from plumbline.data.tokenizer_making import build_tokenizer, sample_bytes, trained_size
 from plumbline.data.tokenizers import Encoder
-from plumbline.data.workspace import sync
 
 LOG = logging.getLogger(__name__)
 TRIED_CHARACTERS = 1 << 14

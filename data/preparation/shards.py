@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from plumbline.data.disk import sync
 from plumbline.data.indexed import IndexedWriter, Int64s
 from plumbline.data.manifest import Counts, FileRecord
 from plumbline.data.preparation.encoding import SPLITS, Encoded, read_piece
 from plumbline.data.preparation.pieces import Piece
 from plumbline.data.preparation.work import Work, whole
 from plumbline.data.tokenizers import Encoder
-from plumbline.data.workspace import sync
 
 
 @dataclass

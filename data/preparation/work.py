@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from plumbline.data.workspace import sync
+from plumbline.data.disk import sync
 
 
 class Mark(NamedTuple):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from plumbline.data import workspace
+from plumbline.data import disk, workspace
 from plumbline.data.workspace import FolderKind, new_folder, restore, resumed_folder
 from tests.data.test_prepare import leftovers
 
@@ -45,7 +45,7 @@ def test_what_replaces_an_output_whose_name_begins_alike_stays(
     """Killed between the two names that take turns where folders cannot be exchanged: it has neither of them."""
     output = tmp_path / longer
     make(output)
-    moved = workspace.move
+    moved = disk.move
 
     def die(source: Path, target: Path) -> None:
         if target == output:

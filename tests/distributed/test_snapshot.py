@@ -9,7 +9,7 @@ import safetensors.torch
 import torch
 import xxhash
 
-from plumbline.data import workspace
+from plumbline.data import disk
 from plumbline.launcher.runtime.checkpoint import publishing, resume, store
 from plumbline.launcher.runtime.checkpoint.commit import commit as commit_together
 from plumbline.launcher.runtime.checkpoint.snapshot import take_snapshot
@@ -58,13 +58,13 @@ def test_what_is_written_is_not_read_again_and_every_folder_is_flushed(
     engine: Engine, config: Config, inputs: Inputs, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flushed: list[str] = []
-    written = workspace.sync
+    written = disk.sync
 
     def sync(path: Path) -> None:
         flushed.append(path.name)
         written(path)
 
-    for module in (publishing, workspace):  # files and folders; renamed ones
+    for module in (publishing, disk):  # files and folders; renamed ones
         monkeypatch.setattr(module, "sync", sync)
     with monkeypatch.context() as patched:
         patched.setattr(store, "_checksum", lambda path: pytest.fail(f"{path} is read"))

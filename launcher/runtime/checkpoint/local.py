@@ -23,7 +23,7 @@ from typing import TypeVar
 import torch.distributed as dist
 import xxhash
 
-from plumbline.data.workspace import move
+from plumbline.data.disk import move
 from plumbline.launcher.runtime.checkpoint.commit import Pace, write_on_all_ranks
 from plumbline.launcher.runtime.checkpoint.publishing import (
     make_room,

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 
 import xxhash
 
-from plumbline.data.workspace import exchange, move, sync
+from plumbline.data.disk import exchange, move, sync
 from plumbline.launcher.runtime.checkpoint.store import (
     CONFIG,
     FORMAT,

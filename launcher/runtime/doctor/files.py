@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from plumbline.data.workspace import sync
+from plumbline.data.disk import sync
 from plumbline.launcher.runtime.doctor.check import EVERYWHERE, Facts, Finding, Place, Report, common
 from plumbline.launcher.runtime.doctor.disk import existing
 

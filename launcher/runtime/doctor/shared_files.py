@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from plumbline.data.workspace import sync
+from plumbline.data.disk import sync
 from plumbline.launcher.runtime.doctor.check import EVERYWHERE, Facts, Finding, Place, Report
 from plumbline.launcher.runtime.doctor.files import probe_folder
 

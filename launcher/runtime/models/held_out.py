@@ -9,6 +9,7 @@ from tempfile import TemporaryDirectory
 
 from plumbline.data.config import SourceConfig
 from plumbline.data.corpus import Corpus, open_corpus
+from plumbline.data.disk import naming_full_disk
 from plumbline.data.missing import NoCorpusError, how_to_prepare
 from plumbline.data.opening import open_source
 from plumbline.data.prepare import Request, prepare
@@ -17,7 +18,6 @@ from plumbline.data.streams import SampleSource, WindowStream
 from plumbline.data.tasks.source import TaskStream
 from plumbline.data.tokenizer_making import tokenizer_folder
 from plumbline.data.tokenizers import tokenizer_sha256
-from plumbline.data.workspace import naming_full_disk
 from plumbline.launcher.runtime.config.parse import option_problems, refuse_non_finite
 from plumbline.launcher.runtime.config.yaml_files import parse_yaml
 from plumbline.launcher.runtime.models.facts import model_facts

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from plumbline.data.disk import naming_full_disk
 from plumbline.data.tokenizers import copy_tokenizer
-from plumbline.data.workspace import naming_full_disk, new_folder
+from plumbline.data.workspace import new_folder
 from plumbline.launcher.runtime.export.hugging_face import EXPORT, export, limit_length, note_for_older_readers
 from plumbline.launcher.runtime.export.report import ExportError
 from plumbline.launcher.runtime.export.verify import check_tokens

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from plumbline.data.damage import DamagedFileError, in_words, reading
-from plumbline.data.workspace import move, sync
+from plumbline.data.disk import move, sync
 from plumbline.launcher.runtime.system.log import LOG
 
 T = TypeVar("T")

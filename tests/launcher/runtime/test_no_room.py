@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from plumbline.data import tokenizer_making
-from plumbline.data.workspace import FullDiskError
+from plumbline.data.disk import FullDiskError
 from plumbline.launcher.quantize import main as quantize
 from plumbline.launcher.runtime.export.hugging_face import export
 from plumbline.launcher.runtime.models.held_out import prepared_text

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from plumbline.data import workspace
+from plumbline.data import disk
 from plumbline.data.damage import DamagedFileError, reading
-from plumbline.data.workspace import move
+from plumbline.data.disk import move
 from plumbline.launcher.runtime.system import files
 from plumbline.launcher.runtime.system.files import (
     finite,
@@ -143,7 +143,7 @@ def test_a_rename_that_failed_is_not_taken_for_done(tmp_path: Path, monkeypatch:
 
 def test_a_name_is_flushed_after_it_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     flushed: list[tuple[str, bool]] = []
-    for module in (files, workspace):
+    for module in (files, disk):
         monkeypatch.setattr(module, "sync", lambda path: flushed.append((path.name, (tmp_path / "page.html").exists())))
     write_whole(tmp_path / "page.html", "new")
     (content, named), last = flushed

@@ -1,0 +1,86 @@
+"""Rename, exchange and flush files and folders, and name a disk that is full."""
+
+import contextlib
+import ctypes
+import errno
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+"""Error numbers for a full disk or quota."""
+AT_FDCWD, RENAME_EXCHANGE = -100, 2  # of Linux's renameat2
+
+
+def sync(path: Path) -> None:
+    """Flush a file, or the names in a folder, to disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def move(source: Path, target: Path) -> None:
+    """Rename a file or a folder, replacing a file or an empty folder, and flush the name to disk.
+
+    Over NFS, a successful rename can be reported as "no such file": the server's reply was lost, and the client asked
+    again. What has the final name tells which it was.
+
+    Raises:
+        OSError: it still has its old name, or did not exist.
+    """
+    moved = source.lstat()
+    try:
+        source.replace(target)
+    except FileNotFoundError:
+        if os.path.lexists(source) or not (os.path.lexists(target) and os.path.samestat(moved, target.lstat())):
+            raise
+    sync(target.parent)
+
+
+def exchange(one: Path, other: Path) -> bool:
+    """Exchange the names of two folders atomically; return False if the kernel or the file system cannot.
+
+    Raises:
+        OSError: it failed, and both keep their names.
+    """
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if rename is None:
+        return False
+    if rename(AT_FDCWD, os.fsencode(one.absolute()), AT_FDCWD, os.fsencode(other.absolute()), RENAME_EXCHANGE):
+        number = ctypes.get_errno()
+        if number in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
+            return False
+        raise OSError(number, os.strerror(number), str(other))
+    return True
+
+
+class FullDiskError(OSError):
+    """Name the folder for which the disk had no room, and the remedy."""
+
+
+@contextlib.contextmanager
+def naming_full_disk(output: Path | str, remedy: str) -> Iterator[None]:
+    """Turn any error that a full disk causes while a folder is written into a FullDiskError.
+
+    Raises:
+        FullDiskError: the disk is full; names the folder and the remedy.
+    """
+    try:
+        yield
+    except Exception as error:
+        if not isinstance(error, FullDiskError) and number_of(error) not in FULL:
+            raise
+        raise FullDiskError(
+            f"{output}: no space left on the device; nothing was kept. Free some space, or {remedy}"
+        ) from error
+
+
+def number_of(error: Exception) -> int | None:
+    """Return the OS error number; Rust libraries and `shutil.copytree` only have it in the text of their errors."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno
+    found = re.search(r"\(os error (\d+)\)|\[Errno (\d+)\]", str(error))
+    return int(found[1] or found[2]) if found else None
