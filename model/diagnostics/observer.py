@@ -6,6 +6,7 @@ leaves the last block; quantities that exist once have no place. docs/diagnostic
     stream/...        into each block, and out of the last
     branch/ratio_...  what attention and MLP add to the stream, against the stream before (no skip: what they put there)
     gemm_in/kurt_...  input of the query, key and value projections, of down_proj, and the block's output
+    attn_in/kurt_...  queries, keys and values as attention gets them: normalised and rotated, all heads side by side
     attn/...          what each softmax over keys does
     emb/rms           output of the embedding
     logits/... head/rms
@@ -143,7 +144,7 @@ def _skip(layer: nn.Module, branch: str) -> float:
 
 
 class _AttentionTap(TorchFunctionMode):
-    """Intercept every attention, fused or explicit, with its queries, keys, mask and scale."""
+    """Intercept every attention, fused or explicit, with its queries, keys, values, mask and scale."""
 
     def __init__(self, observation: Observation, stride: int) -> None:
         super().__init__()
@@ -162,13 +163,14 @@ class _AttentionTap(TorchFunctionMode):
         self,
         query: Tensor,
         key: Tensor,
-        _value: Tensor,
+        value: Tensor,
         attn_mask: Tensor | None = None,
         *,
         is_causal: bool = False,
         scale: float | None = None,
         **_options: Any,
     ) -> None:
+        self._measure_inputs(query, key, value)
         sums = statistics.attention_sums(query, key, attn_mask, is_causal, scale, self.stride)
         self.observation.add("attn", self.place, sums)
 
@@ -176,15 +178,22 @@ class _AttentionTap(TorchFunctionMode):
         self,
         query: Tensor,
         key: Tensor,
-        _value: Tensor,
+        value: Tensor,
         mask: Tensor | None,
         scale: float,
         cap: float | None,
         sinks: Tensor | None,
         _dropout: float,
     ) -> None:
+        self._measure_inputs(query, key, value)
         sums = statistics.attention_sums(query, key, mask, mask is None, scale, self.stride, cap, sinks)
         self.observation.add("attn", self.place, sums)
+
+    def _measure_inputs(self, query: Tensor, key: Tensor, value: Tensor) -> None:
+        """Measure queries, keys and values, [B, heads, T, head_dim] each."""
+        for name, heads in (("q", query), ("k", key), ("v", value)):
+            channels = heads.transpose(1, 2).flatten(2)  # (B, T, heads * head_dim)
+            self.observation.add("attn_in", f"{name}/{self.place}", statistics.gemm_sums(channels))
 
 
 def _gemm_into(observation: Observation, rest: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:

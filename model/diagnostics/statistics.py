@@ -6,7 +6,7 @@ kurtoses would be biased, while the kurtosis from summed squares is that of all 
 `max_` are maxima, which are reduced by max.
 
 Shapes: B sequences, T tokens, D width. Papers: outlier features (arXiv 2405.19279), signal propagation (arXiv
-2206.03126), kurtosis ahead of GEMMs (arXiv 2505.20524).
+2206.03126), kurtosis ahead of products (arXiv 2505.20524).
 """
 
 import math
@@ -128,14 +128,17 @@ def branch_statistics(sums: Sums) -> Statistics:
 
 
 def gemm_sums(x: Tensor) -> Sums:
-    """Return the sums of the input of a matrix product, [..., D]: per-token kurtosis, uncentred (arXiv 2505.20524)."""
+    """Return the sums of the input of a product, [..., D], for `gemm_statistics`."""
     squares = x.float().square()
     kurtosis = squares.square().mean(-1) / squares.mean(-1).square().clamp_min(TINY)
     return {"kurtosis": kurtosis.double().sum(), "tokens": _count(x, kurtosis.numel())}
 
 
 def gemm_statistics(sums: Sums) -> Statistics:
-    """Return the mean over tokens of mean_j(x_j^4) / mean_j(x_j^2)^2, in [1, D]; about 3 for Gaussian activations."""
+    """Return the mean over tokens of mean_j(x_j^4) / mean_j(x_j^2)^2, in [1, D]; about 3 for Gaussian activations.
+
+    FOG (arXiv 2505.20524) watches it on queries, keys and values.
+    """
     return _floats(kurt=sums["kurtosis"] / sums["tokens"])
 
 
@@ -283,6 +286,7 @@ STATISTICS: dict[str, Callable[[Sums], Statistics]] = {
     "stream": stream_statistics,
     "branch": branch_statistics,
     "gemm_in": gemm_statistics,
+    "attn_in": gemm_statistics,
     "attn": attention_statistics,
     "logits": logit_statistics,
     "emb": size_statistics,

@@ -1,8 +1,9 @@
 """Find what deserves attention: numbers that are not finite, losses that spike or end high, kurtosis off its trend.
 
-The last is the early warning of arXiv 2505.20524: in a run that failed at 15 billion tokens, the kurtosis of
-activations left its trend at 3 billion and the gradient norm at 12 billion. There is no absolute threshold, since what
-is normal differs between models: each run is compared with its own beginning.
+The last is the early warning of arXiv 2505.20524: in a run that failed at 15 billion tokens, the kurtosis of queries,
+keys and values left its trend at 3 billion and the gradient norm at 12 billion. We watch that of the stream and of the
+inputs of other products as well. There is no absolute threshold, since what is normal differs between models: each run
+is compared with its own beginning.
 """
 
 import math
@@ -15,7 +16,11 @@ from plumbline.launcher.runtime.report.history import Floats, History, Series
 from plumbline.launcher.runtime.run.scores import worse_than_guessing
 from plumbline.launcher.runtime.system.outliers import usual_range
 
-TREND = ("stream/kurt", "gemm_in/kurt_qkv", "gemm_in/kurt_mlp2", "gemm_in/kurt_block")
+TREND = (
+    "stream/kurt",
+    *(f"gemm_in/kurt_{name}" for name in ("qkv", "mlp2", "block")),
+    *(f"attn_in/kurt_{name}" for name in ("q", "k", "v")),
+)
 MIN_OBSERVATIONS = 10  # of a quantity before its trend is judged; the first half of them sets the trend
 TREND_ERRORS = 5.0  # standard errors of the prediction
 TREND_FACTOR = 1.25  # and at least this factor above the prediction
@@ -82,10 +87,10 @@ ADVICE = {
     ),
     "trend": Advice(
         "Kurtosis that leaves its trend",
-        "A few channels begin to carry the stream; in the runs of arXiv 2505.20524 long before the loss showed it. See "
-        "under Outliers in which block, "
-        "and what int8 would cost. If it goes on: lower optimizer.lr, or train with blocks that have no "
-        "outliers (docs/blocks.md); keep the checkpoints from before.",
+        "A few channels begin to carry the stream, or the queries, keys or values; the latter showed in the runs of "
+        "arXiv 2505.20524 long before the loss. See under Outliers in which block, and what int8 would cost. If it "
+        "goes on: lower optimizer.lr, or train with blocks that have no outliers (docs/blocks.md); keep the "
+        "checkpoints from before.",
     ),
     "size": Advice(
         "Updates of another size than at the base",

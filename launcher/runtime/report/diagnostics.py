@@ -89,9 +89,10 @@ GROUPS = (
         (
             _map("stream/kurt", "Kurtosis of the stream", "Of channels over all tokens; 1: none stands out.", log=True),
             _map("stream/mmr", "Max-median ratio", "Largest channel of a token over its median one.", log=True),
-            _map(
-                "gemm_in/kurt_qkv", "Kurtosis into the queries", "Of a token's channels, into their product.", log=True
-            ),
+            _map("gemm_in/kurt_qkv", "Kurtosis into q_proj", "Of a token's channels, and into k and v.", log=True),
+            _map("attn_in/kurt_q", "Kurtosis of the queries", "Of a token's channels, into attention.", log=True),
+            _map("attn_in/kurt_k", "Kurtosis of the keys", "The same of keys.", log=True),
+            _map("attn_in/kurt_v", "Kurtosis of the values", "The same of values.", log=True),
             _map("gemm_in/kurt_mlp2", "Kurtosis into down_proj", "Of a token's channels, in the MLP.", log=True),
             _map("gemm_in/kurt_block", "Kurtosis out of the block", "Of a token's channels, in the stream.", log=True),
         ),

@@ -211,6 +211,11 @@ def test_the_observer_measures_what_it_says(
             assert found[f"attn/max_logit/{place}"] == pytest.approx(
                 largest_logit(layer.self_attn, normed, context), rel=1e-4
             )
+            query, key = queries_and_keys(layer.self_attn, normed, context)
+            joined = {"q": query.transpose(1, 2).flatten(2), "k": key.transpose(1, 2).flatten(2)}
+            joined["v"] = layer.self_attn.v_proj(normed)
+            for name, channels in joined.items():
+                assert found[f"attn_in/kurt_{name}/{place}"] == pytest.approx(kurtosis(channels), rel=1e-4)
             between = stream + added
             stream = layer(stream, context)
             assert found[f"branch/ratio_mlp/{place}"] == pytest.approx(rms(stream - between) / rms(between), rel=1e-3)
@@ -236,13 +241,18 @@ def assert_stream(found: Statistics, place: str, stream: Tensor) -> None:
         assert found[f"stream/{name}/{place}"] == pytest.approx(value, rel=1e-3), name
 
 
-def largest_logit(attention: Any, x: Tensor, context: AttentionContext) -> float:
+def queries_and_keys(attention: Any, x: Tensor, context: AttentionContext) -> tuple[Tensor, Tensor]:
     query, key = (
         norm(projection(x).unflatten(-1, (-1, attention.head_dim))).transpose(1, 2)
         for norm, projection in ((attention.q_norm, attention.q_proj), (attention.k_norm, attention.k_proj))
     )
     if context.rotary is not None:
         query, key = apply_rotary(query, *context.rotary), apply_rotary(key, *context.rotary)
+    return query, key
+
+
+def largest_logit(attention: Any, x: Tensor, context: AttentionContext) -> float:
+    query, key = queries_and_keys(attention, x, context)
     logits = query @ key.repeat_interleave(query.size(1) // key.size(1), 1).mT * attention.scale
     return float(logits.masked_fill(torch.ones(logits.shape[-2:]).triu(1).bool(), -math.inf).max())
 
@@ -282,6 +292,21 @@ def test_branches_of_every_block_are_what_arrives_in_the_stream(make_model: Make
     assert found["branch/ratio_mlp/01"] == pytest.approx(rms(after - skip * between) / rms(between), rel=1e-4)
     assert ("attn/entropy/01" in found) is (shape.get("family") != "mixit")
     assert "gemm_in/kurt_qkv/01" in found
+    assert ("attn_in/kurt_v/01" in found) is ("attn/entropy/01" in found)
+
+
+@pytest.mark.parametrize("sink", [False, True])
+def test_a_growing_gain_of_the_queries_shows(make_model: MakeModel, sink: bool) -> None:
+    """As in arXiv 2505.20524, whose runs failed by it; with a sink, attention is written out."""
+    model = make_model(attention_sink=sink)
+    tokens, attention = tokens_of(model), model.model.layers[1].self_attn
+    before = observe(model, tokens)
+    with torch.no_grad():
+        attention.get_parameter("q_norm.weight")[3] *= 40
+    after = observe(model, tokens)
+    assert after["attn_in/kurt_q/01"] > 2 * before["attn_in/kurt_q/01"]
+    for key in ("gemm_in/kurt_qkv/01", "attn_in/kurt_k/01", "attn_in/kurt_v/01"):
+        assert after[key] == before[key], key
 
 
 def test_the_mask_is_the_one_that_attention_has(make_model: MakeModel) -> None:

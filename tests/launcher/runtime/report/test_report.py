@@ -98,13 +98,14 @@ def test_numbers_that_are_not_finite_and_skipped_updates_are_reported(tmp_path: 
 def test_every_kurtosis_of_every_block_is_watched(tmp_path: Path) -> None:
     good, bad = kurtosis(), kurtosis()
     bad[25:] *= 5
-    keys = {"stream/kurt/00": good, "stream/kurt/head": bad, "gemm_in/kurt_qkv/01": bad, "attn/max_logit/00": bad}
+    watched = ["stream/kurt/head", "gemm_in/kurt_qkv/01", "attn_in/kurt_q/01", "attn_in/kurt_k/01", "attn_in/kurt_v/01"]
+    keys = {"stream/kurt/00": good, **dict.fromkeys(watched, bad), "attn/max_logit/00": bad}
     records = [
         {"step": 10 * i, "tokens": 1000 * i, **{key: values[i - 1] for key, values in keys.items()}}
         for i in range(1, 41)
     ]
     alerts = find_alerts(read_history(write_run(tmp_path, *records)))
-    assert {alert.key for alert in alerts} == {"stream/kurt/head", "gemm_in/kurt_qkv/01"}
+    assert {alert.key for alert in alerts} == set(watched)
     assert {alert.step for alert in alerts} == {260}
 
 
