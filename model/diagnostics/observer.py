@@ -31,9 +31,16 @@ Reduce = Callable[[Tensor], Tensor]  # a flat fp64 tensor -> its reduction over 
 
 
 class Observation:
-    """Hold sums of observations; call `total` to add them up over ranks, then `record`."""
+    """Hold sums of observations; call `total` to add them up over ranks, then `record`.
 
-    def __init__(self) -> None:
+    Args:
+        real: which tokens count, [B, T]; None: all.
+    """
+
+    def __init__(self, real: Tensor | None = None) -> None:
+        self.real = real
+        # As indices, since the host waits for a GPU at each use of a mask
+        self._places = None if real is None else real.nonzero(as_tuple=True)
         self.sums: dict[tuple[str, str], Sums] = {}  # (kind, rest of the key) -> sums
 
     def add(self, kind: str, rest: str, sums: Sums) -> None:
@@ -44,6 +51,10 @@ class Observation:
                 known[name] = value
             else:
                 known[name] = torch.maximum(known[name], value) if _is_maximum(name) else known[name] + value
+
+    def tokens(self, x: Tensor) -> Tensor:
+        """Return the tokens of x [B, T, D] that count, [..., D]."""
+        return x if self._places is None else x[self._places]
 
     def total(self, add: Reduce, largest: Reduce) -> None:
         """Replace the sums by those over all ranks, on the host; keys agree since all ranks have the same model."""
@@ -78,7 +89,7 @@ def _key(kind: str, name: str, rest: str) -> str:
 
 
 @contextmanager
-def observing(model: CausalLM, attention_stride: int) -> Iterator[Observation]:
+def observing(model: CausalLM, attention_stride: int, real: Tensor | None = None) -> Iterator[Observation]:
     """Observe `model` within a `with` block; compiled modules run uncompiled meanwhile.
 
     All logits are measured in chunks inside the head, which then returns only those of the first token. So the model
@@ -87,16 +98,17 @@ def observing(model: CausalLM, attention_stride: int) -> Iterator[Observation]:
     Args:
         model: under ZeRO, the module inside the engine; call the engine itself.
         attention_stride: measure attention for every `attention_stride`-th query.
+        real: [B, T], on the model's device: the tokens that are no padding, which alone count; None: all.
     """
-    observation = Observation()
+    observation = Observation(real)
     layers, hooks = model.model.layers, []
     tap = _AttentionTap(observation, attention_stride)
     for number, layer in enumerate(layers):
         hooks += _watch_block(layer, layer_name(number, len(layers)), observation, tap)
     last: nn.Module = layers[len(layers) - 1]
-    hooks.append(last.register_forward_hook(lambda _m, _x, y: observation.add("stream", "head", stream_sums(y))))
+    hooks.append(last.register_forward_hook(lambda _m, _x, y: observation.add("stream", "head", stream_sums(y, real))))
     embedding = model.model.embed_tokens
-    hooks.append(embedding.register_forward_hook(lambda _m, _x, y: observation.add("emb", "", statistics.size_sums(y))))
+    hooks.append(embedding.register_forward_hook(_size_into(observation)))
     hooks.append(model.lm_head.register_forward_pre_hook(_logits_into(observation)))
     try:
         with torch.no_grad(), torch.compiler.set_stance("force_eager"), tap:
@@ -118,13 +130,13 @@ def _watch_block(layer: nn.Module, place: str, observation: Observation, tap: "_
     def enter(_module: nn.Module, inputs: tuple[Any, ...]) -> None:
         tap.place = place
         stream[:] = [inputs[0]]
-        observation.add("stream", place, stream_sums(inputs[0]))
+        observation.add("stream", place, stream_sums(inputs[0], observation.real))
 
     def leave(_module: nn.Module, _inputs: Any, output: Tensor) -> None:
-        before, between = stream
-        observation.add("gemm_in", f"block/{place}", statistics.gemm_sums(output))
+        before, between, after = (observation.tokens(x) for x in (*stream, output))
+        observation.add("gemm_in", f"block/{place}", statistics.gemm_sums(after))
         observation.add("branch", f"attn/{place}", statistics.branch_sums(before, between, _skip(layer, "attn")))
-        observation.add("branch", f"mlp/{place}", statistics.branch_sums(between, output, _skip(layer, "mlp")))
+        observation.add("branch", f"mlp/{place}", statistics.branch_sums(between, after, _skip(layer, "mlp")))
 
     hooks: list[Any] = [layer.register_forward_pre_hook(enter), layer.register_forward_hook(leave)]
     joins: Any = getattr(layer, "attn_residual", layer.self_attn)  # without a skip, attention's output is the stream
@@ -171,7 +183,9 @@ class _AttentionTap(TorchFunctionMode):
         **_options: Any,
     ) -> None:
         self._measure_inputs(query, key, value)
-        sums = statistics.attention_sums(query, key, attn_mask, is_causal, scale, self.stride)
+        sums = statistics.attention_sums(
+            query, key, attn_mask, is_causal, scale, self.stride, real=self.observation.real
+        )
         self.observation.add("attn", self.place, sums)
 
     def _measure_explicit(
@@ -186,25 +200,32 @@ class _AttentionTap(TorchFunctionMode):
         _dropout: float,
     ) -> None:
         self._measure_inputs(query, key, value)
-        sums = statistics.attention_sums(query, key, mask, mask is None, scale, self.stride, cap, sinks)
+        sums = statistics.attention_sums(
+            query, key, mask, mask is None, scale, self.stride, cap, sinks, self.observation.real
+        )
         self.observation.add("attn", self.place, sums)
 
     def _measure_inputs(self, query: Tensor, key: Tensor, value: Tensor) -> None:
         """Measure queries, keys and values, [B, heads, T, head_dim] each."""
         for name, heads in (("q", query), ("k", key), ("v", value)):
             channels = heads.transpose(1, 2).flatten(2)  # (B, T, heads * head_dim)
-            self.observation.add("attn_in", f"{name}/{self.place}", statistics.gemm_sums(channels))
+            sums = statistics.gemm_sums(self.observation.tokens(channels))
+            self.observation.add("attn_in", f"{name}/{self.place}", sums)
 
 
 def _gemm_into(observation: Observation, rest: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
-    return lambda _module, inputs: observation.add("gemm_in", rest, statistics.gemm_sums(inputs[0]))
+    return lambda _m, inputs: observation.add("gemm_in", rest, statistics.gemm_sums(observation.tokens(inputs[0])))
+
+
+def _size_into(observation: Observation) -> Callable[[nn.Module, Any, Tensor], None]:
+    return lambda _m, _inputs, y: observation.add("emb", "", statistics.size_sums(observation.tokens(y)))
 
 
 def _logits_into(observation: Observation) -> Callable[..., tuple[Any, ...]]:
     def measure(head: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         """Measure inside the head's own forward, where ZeRO-3 has gathered its weight."""
         hidden, labels, z_loss = inputs
-        flat = hidden.flatten(0, 1)
+        flat = observation.tokens(hidden).flatten(0, -2)
         for chunk in flat.split(max(1, LOGITS_AT_ONCE // head.weight.size(0))):  # type: ignore[operator]
             observation.add("logits", "", statistics.logit_sums(head.forward(chunk, None, 0.0)))
         return hidden[:1, :1], labels, z_loss

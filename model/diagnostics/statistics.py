@@ -24,15 +24,25 @@ POWER_STEPS = 20  # of the power iteration; the estimate is from below, and with
 TINY = torch.finfo(torch.float32).tiny  # gives a tensor of zeros a ratio of 0
 
 
-def outlier_sums(x: Tensor) -> Sums:
-    """Return the sums of activations x [B, T, D] for `outlier_statistics`."""
-    x = x.float()
+def outlier_sums(x: Tensor, real: Tensor | None = None) -> Sums:
+    """Return the sums of activations x [B, T, D] for `outlier_statistics`.
+
+    Only tokens that are `real` [B, T] count; None: all.
+    """
+    x, real = _counted(x, real)
     size = x.abs()
     return {
         "channels": x.square().sum((0, 1)).double(),  # (D)
-        "tokens": _count(x, x.size(0) * x.size(1)),
-        "ratios": (size.amax(-1) / _median(size)).double().sum(),
+        "tokens": real.sum().double(),
+        "ratios": (size.amax(-1) / _median(size)).where(real, 0.0).double().sum(),
     }
+
+
+def _counted(x: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return x in fp32, zero where a token does not count, and which tokens count."""
+    if real is None:
+        return x.float(), x.new_ones(x.shape[:2], dtype=torch.bool)
+    return x.float().where(real[..., None], 0.0), real
 
 
 def _median(values: Tensor) -> Tensor:
@@ -53,9 +63,13 @@ def outlier_statistics(sums: Sums) -> Statistics:
     )
 
 
-def stream_sums(x: Tensor) -> Sums:
-    """Return the sums of the residual stream x [B, T, D], per sequence since rows must not mix."""
-    x = x.float()
+def stream_sums(x: Tensor, real: Tensor | None = None) -> Sums:
+    """Return the sums of the residual stream x [B, T, D], per sequence since rows must not mix.
+
+    Only tokens that are `real` [B, T] count; None: all.
+    """
+    x, real = _counted(x, real)
+    lengths = real.sum(1).double()  # (B)
     token_squares = x.square().sum(-1)  # (B, T)
     totals = x.sum(1).double().square().sum(-1)  # (B): |sum of the tokens|^2
     with torch.autocast(x.device.type, enabled=False):
@@ -64,12 +78,12 @@ def stream_sums(x: Tensor) -> Sums:
         top = top_eigenvalue(gram)
     energy = token_squares.double().sum(-1)  # (B): |X|_F^2
     return {
-        **outlier_sums(x),
-        "sequences": _count(x, x.size(0)),
-        "pairs": _count(x, x.size(0) * x.size(1) * (x.size(1) - 1)),
+        **outlier_sums(x, real),
+        "sequences": (lengths > 0).sum().double(),
+        "pairs": (lengths * (lengths - 1)).sum(),
         "products": (totals - energy).sum(),
         "product_squares": gram.square().sum().double() - token_squares.square().sum().double(),
-        "mean_part": totals.sum() / x.size(1),
+        "mean_part": (totals * (x.size(1) / lengths.clamp_min(1))).sum() / x.size(1),
         "stable_rank": (energy / top).sum(),
     }
 
@@ -151,6 +165,7 @@ def attention_sums(
     stride: int,
     cap: float | None = None,
     sinks: Tensor | None = None,
+    real: Tensor | None = None,
 ) -> Sums:
     """Return the sums of one softmax attention, for every `stride`-th query.
 
@@ -163,6 +178,7 @@ def attention_sums(
         stride: at least 1; the last query of each stride is measured, since the first ones have few keys.
         cap: logits become cap * tanh(logits / cap).
         sinks: [H], a logit per head in the softmax: one more key for every query, except for "sink".
+        real: [B, T], the queries that count; None: all.
     """
     length, keys = query.size(2), key.size(2)
     chosen = torch.arange(min(stride, length) - 1, length, stride, device=query.device)
@@ -177,6 +193,8 @@ def attention_sums(
         logits = logits.masked_fill(~rows, -math.inf) if mask.dtype == torch.bool else logits + rows
     if sinks is not None:
         logits = torch.cat((logits, sinks.float()[:, None, None].expand(*logits.shape[:-1], 1)), dim=-1)
+    if real is not None:
+        logits = logits.masked_fill(~real[:, None, chosen, None], -math.inf)  # without a key, a query counts nowhere
     weights = logits.softmax(-1)  # (B, H, T / stride, S), and the learned sink
     visible = logits.isfinite().sum(-1)
     free = visible > 1  # a query with one key has no choice: its entropy says nothing

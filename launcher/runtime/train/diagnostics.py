@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from plumbline.data.streams import IGNORED
 from plumbline.launcher.runtime.engine.base import Engine
 from plumbline.launcher.runtime.system.collectives import sum_over_ranks
 from plumbline.model.diagnostics.observer import Observation, layer_name, observing
@@ -40,8 +41,11 @@ class StepObserver:
         rows = max(1, max_tokens // length)
         sample = {name: batch[name][:rows, :length] for name in ("input_ids", "document_ids", "positions")}
         stride = -(-max_tokens // QUERIES)  # from the cap, not the batch, so as not to depend on world size
+        real = real_tokens(batch)
+        if real is not None:
+            real = real[:rows, :length].to(engine.world.device)
         self.observation: Observation
-        with observing(engine.model, stride) as self.observation:
+        with observing(engine.model, stride, real) as self.observation:
             engine.logits(sample)
         self._engine = engine
         self._before: dict[str, Tensor] = {}
@@ -86,6 +90,14 @@ class StepObserver:
         if inside is None:
             return f"{name.removeprefix('model.')}/"
         return f"{inside[2]}/{layer_name(int(inside[1]), self._layers)}"
+
+
+def real_tokens(batch: Mapping[str, Tensor]) -> Tensor | None:
+    """Return which tokens of a batch are no padding, [B, T], or None if none is: a last document without labels is."""
+    documents = batch["document_ids"]
+    last = documents == documents[:, -1:]
+    labelled = (last & (batch["labels"] != IGNORED)).any(1, keepdim=True)
+    return None if labelled.all() else ~last | labelled
 
 
 def _largest(values: Tensor) -> Tensor:

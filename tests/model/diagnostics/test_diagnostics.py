@@ -321,6 +321,37 @@ def test_the_mask_is_the_one_that_attention_has(make_model: MakeModel) -> None:
         assert found == expected if expected is not None else 0 < found < 1
 
 
+@pytest.mark.parametrize("shape", [{}, {"attention_sink": True}, {"family": "fog"}])
+def test_padding_counts_for_nothing(make_model: MakeModel, shape: dict[str, Any]) -> None:
+    """Rows of several lengths have the sums that each has alone, without its padding."""
+    model = make_model(**shape)
+    tokens = tokens_of(model)
+    lengths = torch.tensor([12, 5, 8])
+    real = torch.arange(12) < lengths[:, None]
+    tokens[~real] = 0
+    with observing(model, 2, real) as padded:
+        model(tokens)
+    alone = Observation()
+    for row, length in zip(tokens, lengths, strict=True):
+        with observing(model, 2) as observation:
+            model(row[None, :length])
+        for (kind, rest), sums in observation.sums.items():
+            alone.add(kind, rest, sums)
+    expected = alone.record()
+    assert padded.record() == pytest.approx(expected, rel=1e-4)
+    assert observe(model, tokens, 2)["stream/corr_mean/head"] != pytest.approx(
+        expected["stream/corr_mean/head"], rel=1e-2
+    )
+
+
+def test_where_nothing_is_padding_no_bit_changes(make_model: MakeModel) -> None:
+    model = make_model()
+    tokens = tokens_of(model)
+    with observing(model, 1, torch.ones_like(tokens, dtype=torch.bool)) as observation:
+        model(tokens)
+    assert observation.record() == observe(model, tokens)
+
+
 def test_looking_leaves_no_trace(make_model: MakeModel) -> None:
     model = make_model()
     tokens = tokens_of(model)
