@@ -24,7 +24,7 @@ CONTEXT, EOS = 32, 256
 DOCUMENTS = ["import os\n", "é" * (CONTEXT // 2), "def parse(text):\n    return text.strip()\n" * 3, "", "x"]
 QUESTIONS = [
     {"question": "def", "choices": ["main(", "zzzzzzzzzzzz", "self"]},
-    {"question": "import re\nimport", "choices": ["os", "q"]},
+    {"question": "import re\nimport", "choices": ["一一一一", "QXZJ"]},  # likelier per byte, and per character
     {
         "question": "A question longer than what the model sees: raise",
         "choices": ["ValueError", "£", "the end"],

@@ -102,8 +102,8 @@ def test_the_tasks_of_the_repository_score_what_they_say(
     assert choices["acc,none"] == 0.8, "all but the one with the wrong key"
     normed = []
     for question, right in zip(QUESTIONS, [*likeliest[:-1], 1 - likeliest[-1]], strict=True):
-        per_byte = [n / len(c.encode()) for n, c in zip(choice_nats(model, question), question["choices"], strict=True)]
-        normed.append(per_byte.index(max(per_byte)) == right)
+        per_character = [n / len(c) for n, c in zip(choice_nats(model, question), question["choices"], strict=True)]
+        normed.append(per_character.index(max(per_character)) == right)
     assert choices["acc_norm,none"] == pytest.approx(sum(normed) / len(normed))
     assert set(choices.values()) >= {"N/A"}, "no standard errors unless asked for"
     assert scores["n-samples"] == {
