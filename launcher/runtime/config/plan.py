@@ -121,7 +121,8 @@ def cautions(config: Config, plan: RunPlan) -> Iterator[str]:
     yield from config.objective.cautions()
     is_wider = sizes(config.model, config.parameterization).width > 1
     base_width = config.parameterization.base_hidden_size if is_wider else None
-    yield from config.optimizer.kind.cautions(config.optimizer, base_width)
+    hidden = {row.name: row.shape for row in plan.rows if row.role == "hidden_matrix" and row.trainable}
+    yield from config.optimizer.kind.cautions(config.optimizer, base_width, hidden)
     decay = config.optimizer.weight_decay
     if config.horizon.tau is not None and decay != OptimizerConfig.model_fields["weight_decay"].default:
         yield (

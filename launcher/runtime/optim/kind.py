@@ -12,7 +12,10 @@ from plumbline.model.parameterization.config import MatrixUpdate
 Groups = list[dict[str, Any]]
 
 
-def _no_cautions(_keys: Any, _base_hidden_size: int | None) -> Iterator[str]:
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+def _no_cautions(_keys: Any, _base_hidden_size: int | None, _shapes: Shapes) -> Iterator[str]:
     yield from ()
 
 
@@ -53,8 +56,8 @@ class OptimizerKind:
     on more, as that of an orthogonal update on the rank of the gradient; guards.transfer then skips these tensors."""
     on_deepspeeds_list: bool = False
     """Whether it is on DeepSpeed's list of optimizers that work with ZeRO."""
-    cautions: Callable[[Any, int | None], Iterator[str]] = _no_cautions
-    """Yields a sentence for each setting that is allowed but does not scale, from (optimizer section, width of the
-    base, or None if the model is not wider)."""
+    cautions: Callable[[Any, int | None, Shapes], Iterator[str]] = _no_cautions
+    """Yields a sentence for each setting that is allowed but does not scale or fit, from (optimizer section, width of
+    the base, or None if the model is not wider, shapes of the hidden matrices that train, by name)."""
     state_beyond_adamw: Callable[[tuple[int, ...], Any], float] = _nothing
     """Returns the bytes of state beyond AdamW's two fp32 moments, from (shape of a tensor, optimizer section)."""

@@ -24,7 +24,10 @@ import torch
 from pydantic import BaseModel, Field, PositiveInt
 from torch import Tensor
 
-from plumbline.launcher.runtime.optim.kind import Groups, OptimizerKind
+from plumbline.launcher.runtime.optim.kind import Groups, OptimizerKind, Shapes
+
+LEAST_SHARE = 0.25
+"""Length of blocks over the one asked for, below which a side hardly has the preconditioner that was asked for."""
 
 SIDES = (0, 1)  # of a matrix: L and Q_L belong to its rows, R and Q_R to its columns; blocks of it are stacked before
 
@@ -165,14 +168,24 @@ def _covariances_and_bases(shape: tuple[int, ...], keys: SOAPKeys) -> float:
     return blocks * sum(8.0 * length**2 for length in lengths if length <= keys.max_precondition_dim)
 
 
-def _cautions(keys: SOAPKeys, base_hidden_size: int | None) -> Iterator[str]:
-    assert keys.precondition_block is not None, "the configuration fills it in"
-    if base_hidden_size is not None and keys.precondition_block > base_hidden_size:
+def _cautions(keys: SOAPKeys, base_hidden_size: int | None, shapes: Shapes) -> Iterator[str]:
+    longest = keys.precondition_block
+    assert longest is not None, "the configuration fills it in"
+    if base_hidden_size is not None and longest > base_hidden_size:
         yield (
-            f"optimizer.precondition_block = {keys.precondition_block} is wider than the base ({base_hidden_size}): "
+            f"optimizer.precondition_block = {longest} is wider than the base ({base_hidden_size}): "
             "with bases that grow with the width, what was tuned at the base moves wider layers less; set "
             f"optimizer.precondition_block={base_hidden_size}, at the base as well (docs/optimizers.md)"
         )
+    sides = {side: name for name, shape in shapes.items() for side in shape}
+    for side, name in sides.items():
+        length = block_length(side, longest)
+        if length < LEAST_SHARE * min(side, longest):
+            yield (
+                f"optimizer.precondition_block = {longest}: the side of {side} of {name} is cut into blocks of "
+                f"{length}, its largest divisor up to that, and so small a basis does little; give the model a size "
+                f"that {longest} divides, or choose an optimizer.precondition_block that divides {side}"
+            )
 
 
 SOAP_KIND = OptimizerKind(

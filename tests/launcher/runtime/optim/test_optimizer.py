@@ -327,6 +327,20 @@ def test_soap_is_warned_of_bases_that_grow_with_the_width(file: Path) -> None:
     assert not warned("optimizer.name=adamw")
 
 
+@pytest.mark.parametrize(
+    ("size", "block", "length"),
+    [(683, 32, 1), (122, 32, 2), (683, 1000, None), (672, 32, None), (88, 32, None)],
+)
+def test_soap_is_warned_of_a_side_that_cannot_be_cut(file: Path, size: int, block: int, length: int | None) -> None:
+    """683 is prime and 122 twice a prime; 88 has blocks of 22."""
+    keys = ["optimizer.name=soap", f"optimizer.precondition_block={block}", f"model.intermediate_size={size}"]
+    config = load_config(file, keys)
+    found = [text for text in cautions(config, plan_run(config)) if "precondition_block" in text]
+    assert len(found) == (0 if length is None else 1)
+    assert all(f"the side of {size} of model.layers." in text for text in found)
+    assert all(f"blocks of {length}, " in text and f"divides {size}" in text for text in found)
+
+
 def test_plan_shows_only_stages_that_work(command: Command, tiny_config: Path) -> None:
     for overrides, stages in (([], {"0", "1", "2", "3"}), (["optimizer.name=soap", "deepspeed.zero_stage=0"], {"0"})):
         done = command("plan", "--config", tiny_config, "--json", *overrides)
