@@ -73,6 +73,11 @@ class Block(nn.Module):
         """
 
     @classmethod
+    def needs_unit_stream(cls, _config: ModelConfig) -> bool:
+        """Return whether branches read the stream as it is and are small beside one of unit size."""
+        return False
+
+    @classmethod
     def cautions(cls, _config: ModelConfig) -> list[str]:
         """Return warnings, a sentence each, about settings that are allowed but have been seen to fail."""
         return []

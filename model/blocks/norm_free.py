@@ -1,8 +1,8 @@
 """Wire the norm-free block of Outlier Protected models (arXiv 2405.19279): x + b Attention(x), then x + b MLP(x).
 
-Norms cause outlier features. Without them, small branches limit the size of the stream, and QK-norm or a cap that of
-the attention logits. The same wiring with shaped attention and shaped ReLU is the Shaped Transformer (arXiv
-2306.17759).
+The paper holds that norms before branches cause outlier features. Without them, small branches limit the size of the
+stream, and QK-norm or a cap that of the attention logits. The same wiring with shaped attention and shaped ReLU is the
+Shaped Transformer (arXiv 2306.17759).
 """
 
 from torch import Tensor
@@ -28,6 +28,11 @@ class NormFreeBlock(Block):
         self.attn_residual = Residual(config, multipliers)
         self.mlp = MLP(config)
         self.mlp_residual = Residual(config, multipliers)
+
+    @classmethod
+    def needs_unit_stream(cls, _config: ModelConfig) -> bool:
+        """Return True: nothing else gives the branches' inputs a size."""
+        return True
 
     @classmethod
     def cautions(cls, config: ModelConfig) -> list[str]:

@@ -36,6 +36,11 @@ class PostNormBlock(Block):
         self.post_feedforward_layernorm = make_norm(config)
         self.mlp_residual = Residual(config, multipliers, gain_is_elsewhere=True)
 
+    @classmethod
+    def needs_unit_stream(cls, config: ModelConfig) -> bool:
+        """Return whether branches are smaller than 1, as in FOG; those of OLMo 2 give the stream their own size."""
+        return config.branch_gain_init < 1
+
     def attention_input(self, x: Tensor) -> Tensor:
         """Return the stream unchanged, since attention reads it directly."""
         return x

@@ -8,6 +8,9 @@ from plumbline.model.config import ModelConfig, gated_width
 from plumbline.model.parameterization.config import ParameterizationConfig
 from plumbline.model.parameterization.sizes import sizes
 
+LEAST_STREAM = 0.1
+"""RMS of the embedding's output below which it is far from a unit size."""
+
 
 def cautions(model: ModelConfig, config: ParameterizationConfig) -> Iterator[str]:
     """Yield warnings, a sentence each."""
@@ -19,6 +22,13 @@ def cautions(model: ModelConfig, config: ParameterizationConfig) -> Iterator[str
             f"base's: set base_head_dim to the width of its heads (base_head_dim={model.head_dim} if it was the same)"
         )
     yield from _assumed_bases(model, config)
+    stream = model.initializer_range * config.embedding_multiplier
+    if block_kind(model).needs_unit_stream(model) and stream < LEAST_STREAM:
+        yield (
+            f"model.block = {model.block} reads the stream without a norm, and the embedding starts it at {stream:g} "
+            "(model.initializer_range x parameterization.embedding_multiplier): such blocks were made for a stream of "
+            f"unit size; set parameterization.embedding_multiplier={1 / model.initializer_range:g}"
+        )
     if size.depth != 1.0 and size.alpha < 1.0 and block_kind(model).ends_in_norm:
         yield (
             f"parameterization.depth_alpha = {size.alpha:g} with model.block = {model.block}: its branches end in a "

@@ -89,3 +89,24 @@ def test_branches_that_end_in_a_norm_want_complete_p(
     model = make_config(block=block, num_hidden_layers=depth)
     found = cautions_of(model, rule="depth_alpha", depth_alpha=alpha)
     assert [("model.block = " + block in text) for text in found] == [True] * warned
+
+
+@pytest.mark.parametrize(
+    ("shape", "multiplier", "warned"),
+    [
+        ({"family": "fog"}, 1.0, True),
+        ({"family": "outlier_protected"}, 1.0, True),
+        ({"family": "shaped"}, 1.0, True),
+        ({"family": "fog"}, 50.0, False),
+        ({"family": "outlier_protected", "initializer_range": 0.1}, 5.0, False),
+        ({"family": "olmo2"}, 1.0, False),  # its first branch gives the stream a unit size
+        ({"family": "sas"}, 1.0, False),
+        ({"block": "sandwich_norm"}, 1.0, False),
+        ({}, 1.0, False),
+    ],
+)
+def test_blocks_without_a_norm_before_branches_want_a_stream_of_unit_size(
+    make_config: MakeConfig, shape: dict[str, Any], multiplier: float, warned: bool
+) -> None:
+    found = cautions_of(make_config(**shape), embedding_multiplier=multiplier)
+    assert [("set parameterization.embedding_multiplier=50" in text) for text in found] == [True] * warned
