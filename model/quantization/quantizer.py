@@ -49,6 +49,10 @@ class Limits:
         """Return limits that cover both."""
         return Limits(torch.minimum(self.low, other.low), torch.maximum(self.high, other.high))
 
+    def moved(self, other: "Limits", share: float) -> "Limits":
+        """Return limits moved by `share` of the way to others."""
+        return Limits(self.low.lerp(other.low, share), self.high.lerp(other.high, share))
+
     def shrunk(self, share: float) -> "Limits":
         """Return limits with both ends multiplied by `share`."""
         return Limits(self.low * share, self.high * share)

@@ -4,8 +4,9 @@ Each block runs in its current form, with all layers before it already rounded. 
 and sums over them, are kept.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
@@ -18,6 +19,8 @@ from plumbline.model.stock_inputs import stock_inputs
 Sample = Tensor | Mapping[str, Any]
 """Token ids [B, T]; or a batch with them, which a model that masks documents needs to know where they begin."""
 PLACES = ("model.layers", "transformer.h", "gpt_neox.layers", "model.decoder.layers")
+KEPT = 0.9
+"""What a running mean of limits keeps at each sequence."""
 Arguments = tuple[Tensor, tuple[Any, ...], dict[str, Any]]  # hidden states, and the rest of a block's arguments
 
 
@@ -120,16 +123,25 @@ class CalibrationText:
         return sums
 
     def limits(
-        self, layer: nn.Linear, scale: Tensor | None, quantizers: Iterable[Quantizer]
+        self, layer: nn.Linear, scale: Tensor | None, quantizers: Collection[Quantizer]
     ) -> dict[Quantizer, Limits]:
-        """Return static limits of a layer's input divided by `scale`, for each quantizer: extremes over the samples."""
+        """Return static limits of a layer's input divided by `scale`, for each quantizer.
+
+        They are the extremes over all sequences, or, of percentiles, a running mean over sequences, as in the code of
+        Bondarenko et al. (arXiv 2306.12929). Neither depends on which sequences are in one sample.
+        """
         limits: dict[Quantizer, Limits] = {}
 
         def add(x: Tensor) -> None:
             x = x if scale is None else x / scale.to(x.dtype)
-            for quantizer in quantizers:
-                new = quantizer.limits(x, "activations")
-                limits[quantizer] = limits[quantizer].widened(new) if quantizer in limits else new
+            for sequence, quantizer in product(x.split(1) if x.dim() > 2 else [x], quantizers):
+                new = quantizer.limits(sequence, "activations")
+                if (known := limits.get(quantizer)) is None:
+                    limits[quantizer] = new
+                elif quantizer.range == "percentile":
+                    limits[quantizer] = known.moved(new, 1 - KEPT)
+                else:
+                    limits[quantizer] = known.widened(new)
 
         self._run({layer: add}, self.samples)
         return limits

@@ -57,8 +57,8 @@ class Recipe(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_
     activations: Quantizer | None = None
     """Inputs of the linear layers."""
     static: bool = False
-    """Whether the limits of the inputs are fixed by the calibration text: the extremes over its batches of the
-    quantizer's range, all values or a percentile. False: found for each input."""
+    """Whether the limits of the inputs are fixed by the calibration text: the extremes over it, or, for a range of
+    percentiles, a running mean of those of its sequences. False: found for each input."""
     inputs: dict[str, Quantizer] = Field(default_factory=dict)
     """Exceptions from `activations`: end of a layer's name -> quantizer of its input."""
     keys: Quantizer | None = None

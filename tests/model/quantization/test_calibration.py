@@ -126,7 +126,7 @@ def test_conv1d_becomes_a_linear_layer_that_computes_the_same(enliven: Enliven, 
 
 
 @pytest.mark.parametrize("smooth", [None, 0.5])
-def test_static_limits_are_extremes_over_the_text(
+def test_static_limits_are_extremes_over_the_text_or_a_running_mean_of_percentiles(
     make_model: MakeModel, calibration_text: list[Tensor], smooth: float | None
 ) -> None:
     quantizer = Quantizer(format="int8", symmetric=False)
@@ -142,12 +142,33 @@ def test_static_limits_are_extremes_over_the_text(
         scale = 1.0 if layer.input_scale is None else layer.input_scale
         assert layer.limits is not None
         if name.endswith("down_proj"):
-            reach = max(float((x / scale).abs().flatten().quantile(0.9, interpolation="nearest")) for x in seen)
+            sizes = [(sequence / scale).abs().flatten() for x in seen for sequence in x]
+            reach, *others = (float(each.quantile(0.9, interpolation="nearest")) for each in sizes)
+            for other in others:
+                reach = 0.9 * reach + 0.1 * other
             assert float(layer.limits.high) == pytest.approx(reach, rel=1e-2)
-            assert reach < 0.8 * max(float((x / scale).abs().max()) for x in seen)
+            assert reach < 0.8 * max(float(each.max()) for each in sizes)
         else:
             assert float(layer.limits.low) == pytest.approx(min(float((x / scale).min()) for x in seen))
             assert float(layer.limits.high) == pytest.approx(max(float((x / scale).max()) for x in seen))
+
+
+@pytest.mark.parametrize("kind", ["absmax", "percentile"])
+@pytest.mark.parametrize("granularity", ["tensor", "channel"])
+def test_static_limits_do_not_depend_on_how_the_text_is_cut(make_model: MakeModel, kind: str, granularity: str) -> None:
+    """A short last sample must not undo the clipping."""
+    tokens = torch.randint(53, (9, 24), generator=torch.Generator().manual_seed(5))
+    quantizer = Quantizer(format="int8", granularity=granularity, range=kind, percentile=99.0)  # type: ignore[arg-type]
+    recipe = Recipe(**STATIC, activations=quantizer)
+    by_cut = []
+    for sizes in ([8, 1], [3, 3, 3]):
+        model = make_model(num_hidden_layers=2)
+        quantize_model(model, recipe, list(tokens.split(sizes)))
+        layers = [module for module in model.modules() if isinstance(module, QuantizedLinear)]
+        by_cut.append([limits.high for layer in layers if (limits := layer.limits) is not None])
+    assert by_cut[0]
+    for one, other in zip(*by_cut, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=0.0)
 
 
 @torch.no_grad()
