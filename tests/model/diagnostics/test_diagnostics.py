@@ -299,10 +299,10 @@ def test_branches_of_every_block_are_what_arrives_in_the_stream(make_model: Make
 def test_a_growing_gain_of_the_queries_shows(make_model: MakeModel, sink: bool) -> None:
     """As in arXiv 2505.20524, whose runs failed by it; with a sink, attention is written out."""
     model = make_model(attention_sink=sink)
-    tokens, attention = tokens_of(model), model.model.layers[1].self_attn
+    tokens, gain = tokens_of(model), model.get_parameter("model.layers.1.self_attn.q_norm.weight")
     before = observe(model, tokens)
     with torch.no_grad():
-        attention.get_parameter("q_norm.weight")[3] *= 40
+        gain[3] *= 40
     after = observe(model, tokens)
     assert after["attn_in/kurt_q/01"] > 2 * before["attn_in/kurt_q/01"]
     for key in ("gemm_in/kurt_qkv/01", "attn_in/kurt_k/01", "attn_in/kurt_v/01"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,13 +17,10 @@ from plumbline.launcher.runtime.train.diagnostics import StepObserver, real_toke
 from plumbline.model.build import build_decoder
 from plumbline.model.config import ModelConfig
 
-if TYPE_CHECKING:
-    from plumbline.data.windows import Batch
-
 LENGTH = 40
 
 
-def examples(rows: int = 3, length: int = LENGTH) -> Batch:
+def examples(rows: int = 3, length: int = LENGTH) -> Any:
     """Return a batch of examples that are shorter than its rows, unless `length` is theirs."""
     numbers = np.arange(rows)
     return gather([star_graph()], np.zeros(rows, np.int64), numbers, numbers, length)
@@ -46,7 +43,7 @@ def test_tokens_without_an_answer_are_no_padding() -> None:
     """The last ones of an example of induction may have none."""
     task = InductionConfig(symbols=20, length=LENGTH)
     numbers = np.arange(20)
-    batch = gather([TaskStream(task, "train")], np.zeros(20, np.int64), numbers, numbers, LENGTH)
+    batch: Any = gather([TaskStream(task, "train")], np.zeros(20, np.int64), numbers, numbers, LENGTH)
     assert (batch["labels"][:, -1] < 0).any()
     assert real_tokens(batch) is None
 
