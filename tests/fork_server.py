@@ -32,6 +32,7 @@ import psutil
 IMPORTS = (
     "deepspeed.runtime.zero.muon.muon_optimizer",
     "matplotlib.pyplot",
+    "plumbline.launcher.runtime.engine.make",
     "plumbline.launcher.runtime.train.loop",
     "scipy.optimize",
     "scipy.stats",

@@ -32,6 +32,7 @@ ROOT = Path(__file__).resolve().parents[2]
 IMPORTS = (
     "deepspeed.runtime.zero.muon.muon_optimizer",
     "torch._inductor.compile_fx",
+    "plumbline.launcher.runtime.engine.make",
     "plumbline.launcher.runtime.train.loop",
 )
 """What is imported once for all parts; nothing that imports torchao, which initializes CUDA."""

@@ -43,11 +43,10 @@ from plumbline.launcher.runtime.run.inputs import open_inputs
 from plumbline.launcher.runtime.system import process_group
 from plumbline.launcher.runtime.system.files import read_json_lines
 from plumbline.launcher.runtime.system.log import LOG
-from plumbline.launcher.runtime.system.signals import StopRequest
 from plumbline.launcher.runtime.system.world import World, read_world
 from plumbline.launcher.runtime.train.guards.transfer import RATIO, Transfer
-from plumbline.launcher.runtime.train.loop import Trainer
 from plumbline.model.parameterization.rows import ParameterRow
+from tests.distributed.trainers import make_trainer
 
 BASE = """
 run: {{name: base, root: {folder}}}
@@ -139,7 +138,7 @@ def train(config_file: Path, overrides: Sequence[str], world: World, fault: Faul
     warnings = Warnings()
     LOG.addHandler(warnings)
     with fault():
-        trainer = Trainer(config, inputs, world, StopRequest())
+        trainer = make_trainer(config, inputs, world)
         trainer.run()
         trainer.close()
     LOG.removeHandler(warnings)

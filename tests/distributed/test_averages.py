@@ -24,11 +24,10 @@ from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine
 from plumbline.launcher.runtime.models.open import load_model
 from plumbline.launcher.runtime.run.inputs import Inputs, open_inputs
 from plumbline.launcher.runtime.run.scores import held_out_loss
-from plumbline.launcher.runtime.system.signals import StopRequest
-from plumbline.launcher.runtime.train.loop import Trainer
 from plumbline.model.objectives.next_token import NextToken
 from plumbline.model.objectives.objective import Losses
 from tests.distributed.conftest import save, state_after, whole_weights
+from tests.distributed.trainers import make_trainer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -176,10 +175,10 @@ def test_a_skipped_update_does_not_enter(
 @pytest.fixture(scope="module")
 def folder(config: Config, inputs: Inputs, world: World) -> Path:
     """Return a checkpoint after three steps."""
-    trainer = Trainer(config, inputs, world, StopRequest())
+    trainer = make_trainer(config, inputs, world)
     for step in range(3):
         trainer._advance(trainer.engine.train_step(inputs.train.micro_batches(step), step, 1e-3), 1e-3)
-    trainer._save()
+    trainer.saver.save(trainer.state)
     return config.run.folder / "checkpoints" / "step_00000003"
 
 
@@ -196,7 +195,7 @@ def test_only_an_average_of_the_same_half_life_goes_on(
     value = "null" if half_life is None else half_life
     new = load_config(tiny_config, [BF16, *AVERAGED, f"train.ema_half_life_tokens={value}"])
     resume.check_resume(config, new, inputs.fingerprints, folder)
-    trainer = Trainer(new, inputs, world, StopRequest())
+    trainer = make_trainer(new, inputs, world)
     capsys.readouterr()
     trainer.resume(folder)
     told = "the moving average starts here" in capsys.readouterr().out
@@ -220,7 +219,7 @@ def test_it_can_be_switched_on_in_the_middle(
     engine = DeepSpeedEngine(without, world)
     engine.train_step(inputs.train.micro_batches(2), 2, 1e-3)
     folder = save(engine, without, state_after(3, inputs), tmp_path, world)
-    trainer = Trainer(config, inputs, world, StopRequest())
+    trainer = make_trainer(config, inputs, world)
     trainer.resume(folder)
     assert "the moving average starts here" in capsys.readouterr().out
     trainer.engine.train_step(inputs.train.micro_batches(3), 3, 1e-3)

@@ -21,7 +21,7 @@ from plumbline.launcher.runtime.system.collectives import gather_objects
 from plumbline.launcher.runtime.system.exit_codes import HUNG
 from plumbline.launcher.runtime.system.signals import StopRequest
 from plumbline.launcher.runtime.system.world import World
-from plumbline.launcher.runtime.train import loop, watchdog
+from plumbline.launcher.runtime.train import saving, watchdog
 from plumbline.launcher.runtime.train.train import train
 from plumbline.launcher.runtime.train.watchdog import Watchdog
 from tests.distributed.conftest import state_after
@@ -142,7 +142,7 @@ def test_of_two_checkpoints_in_a_row_one_is_in_memory(
             order.append("written")
             disk.free.release()
 
-    monkeypatch.setattr(loop, "take_snapshot", take)
+    monkeypatch.setattr(saving, "take_snapshot", take)
     threading.Thread(target=let_go, daemon=True).start()
     overrides = ["train.steps=3", "train.eval_interval=null", "checkpoint.interval=1", f"run.root={tmp_path}"]
     config = load_config(tiny_config, overrides)

@@ -14,7 +14,7 @@ from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.run.inputs import open_inputs
 from plumbline.launcher.runtime.system.signals import StopRequest
 from plumbline.launcher.runtime.system.world import World
-from plumbline.launcher.runtime.train import loop
+from plumbline.launcher.runtime.train import loop, saving
 from plumbline.launcher.runtime.train.guards.guard import TrainingError
 from plumbline.launcher.runtime.train.guards.non_finite import NonFinite
 from plumbline.launcher.runtime.train.train import train
@@ -134,7 +134,7 @@ def test_a_run_whose_last_save_failed_is_not_complete(
 ) -> None:
     config = configure(tiny_config, tmp_path)
     block_save(monkeypatch, 6)
-    monkeypatch.setattr(loop, "PAUSES", (0.0, 0.0))
+    monkeypatch.setattr(saving, "PAUSES", (0.0, 0.0))
     with pytest.raises(UnsavedError, match=r"checkpoint not written .* start the same command again"):
         attempt(config, world)
     assert not (config.run.folder / "result.json").exists()
@@ -204,7 +204,7 @@ def test_a_last_save_that_fails_for_a_moment_is_tried_again(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     block_save(monkeypatch, 6, times=2)
-    monkeypatch.setattr(loop, "PAUSES", (0.25, 0.5))
+    monkeypatch.setattr(saving, "PAUSES", (0.25, 0.5))
     config = configure(tiny_config, tmp_path)
     assert attempt(config, world)
     errors = capsys.readouterr().err

@@ -6,27 +6,22 @@ One rank, with everything that asks an engine for something: evaluation, the mov
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from plumbline.data.loader import TrainBatches
 from plumbline.launcher.runtime.checkpoint import resume
 from plumbline.launcher.runtime.config.load import load_config
-from plumbline.launcher.runtime.config.schema import Config
-from plumbline.launcher.runtime.engine.base import Engine
 from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine
 from plumbline.launcher.runtime.engine.plain import PlainEngine
 from plumbline.launcher.runtime.run.folder import prepare_run_folder
 from plumbline.launcher.runtime.run.inputs import open_inputs
-from plumbline.launcher.runtime.system.signals import StopRequest
 from plumbline.launcher.runtime.system.world import World
-from plumbline.launcher.runtime.train.loop import Trainer
 from plumbline.model.attention.pruned import PrunedAttention
 from tests.conftest import SPEED, Run
+from tests.distributed.trainers import MakeEngine, make_trainer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,7 +36,6 @@ EVERYTHING = [
     "checkpoint.keep_last=9",
     "metrics.diagnostics_interval=2",
 ]
-MakeEngine = Callable[[Config, World, Mapping[str, Tensor] | None], Engine]
 GRADIENTS = "grad/"  # stage 0 shows them clipped already, which changes last bits
 
 
@@ -60,7 +54,7 @@ def train(engine: MakeEngine, name: str, overrides: list[str], tiny_config: Path
     inputs = open_inputs(config, world)
     found = resume.find(config.run.folder / "checkpoints", world)
     prepare_run_folder(config, inputs, world)
-    trainer = Trainer(config, inputs, world, StopRequest(), make_engine=engine)
+    trainer = make_trainer(config, inputs, world, engine)
     if found is not None:
         trainer.resume(found)
     assert trainer.run()

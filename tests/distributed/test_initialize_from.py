@@ -25,13 +25,12 @@ from plumbline.launcher.runtime.export.hugging_face import export
 from plumbline.launcher.runtime.models import from_stock as initial_weights
 from plumbline.launcher.runtime.models.open import load_model
 from plumbline.launcher.runtime.run.inputs import Inputs, open_inputs
-from plumbline.launcher.runtime.system.signals import StopRequest
 from plumbline.launcher.runtime.system.slurm import Request
-from plumbline.launcher.runtime.train.loop import Trainer
 from plumbline.launcher.runtime.train.submission import check as check_job
 from plumbline.model.decoder import CausalLM
 from plumbline.model.parameterization.multipliers import multipliers
 from tests.distributed.conftest import whole_weights
+from tests.distributed.trainers import make_trainer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -49,10 +48,10 @@ def folder(tiny_config: Path, world: World, tmp_path_factory: pytest.TempPathFac
     root = tmp_path_factory.mktemp("source")
     config = load_config(tiny_config, [f"run.root={root}"])
     inputs = open_inputs(config, world)
-    trainer = Trainer(config, inputs, world, StopRequest())
+    trainer = make_trainer(config, inputs, world)
     for step in range(3):
         trainer._advance(trainer.engine.train_step(inputs.train.micro_batches(step), step, 4e-3), 4e-3)
-    trainer._save()
+    trainer.saver.save(trainer.state)
     export(load_model(root / "tiny", CPU), root / "exported", "auto")
     return root / "exported"
 

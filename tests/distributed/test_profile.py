@@ -16,6 +16,7 @@ from plumbline.launcher.runtime.system.signals import StopRequest
 from plumbline.launcher.runtime.system.world import World
 from plumbline.launcher.runtime.train.loop import Trainer
 from plumbline.launcher.runtime.train.profile import device_times
+from plumbline.launcher.runtime.train.saving import Saver
 from plumbline.launcher.runtime.train.train import train
 from tests.conftest import Run
 
@@ -32,19 +33,19 @@ def test_steps_are_traced(tiny_config: Path, tmp_path: Path, world: World, monke
     """The last ones, before they are saved and evaluated. On one rank a step has four micro-batches."""
     written: list[tuple[str, bool]] = []
 
-    def watched(name: str) -> None:
-        method = getattr(Trainer, name)
+    def watched(owner: type[Saver | Trainer], name: str) -> None:
+        method = getattr(owner, name)
 
-        def watch(trainer: Trainer, *rest: Any, **more: Any) -> Any:
-            written.append((name, (trainer.config.run.folder / "profile" / "steps.txt").exists()))
-            return method(trainer, *rest, **more)
+        def watch(*arguments: Any, **more: Any) -> Any:
+            written.append((name, (tmp_path / "traced" / "tiny" / "profile" / "steps.txt").exists()))
+            return method(*arguments, **more)
 
-        monkeypatch.setattr(Trainer, name, watch)
+        monkeypatch.setattr(owner, name, watch)
 
-    watched("_save")
-    watched("_evaluate")
+    watched(Saver, "save")
+    watched(Trainer, "_evaluate")
     traced = run(tiny_config, tmp_path / "traced", world, "train.profile={start: 4, steps: 2}")
-    assert written == [("_save", True), ("_evaluate", True)]
+    assert written == [("save", True), ("_evaluate", True)]
     with gzip.open(traced.folder / "profile" / "trace.json.gz", "rt", encoding="utf-8") as file:
         names = [event.get("name") for event in json.load(file)["traceEvents"]]
     assert {part: names.count(f"step: {part}") for part in ("data", "forward", "backward", "update")} == {

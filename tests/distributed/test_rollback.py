@@ -294,6 +294,7 @@ def test_a_branch_goes_back_to_where_it_left_its_parent(
     go_back, resume = loop.Trainer._go_back, loop.Trainer.resume
 
     def damage_own(trainer: loop.Trainer, asked: Any) -> None:
+        trainer.saver.finish()  # what is still being written could not be damaged
         for state in (run.folder / "checkpoints").glob("step_*/state.json"):
             state.unlink()
         monkeypatch.setattr(loop.Trainer, "resume", die)

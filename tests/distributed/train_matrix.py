@@ -16,22 +16,24 @@ import sys
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # for `tests`, however this file is started
+
 from plumbline.launcher.runtime.checkpoint import resume
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.run.folder import prepare_run_folder
 from plumbline.launcher.runtime.run.inputs import open_inputs
 from plumbline.launcher.runtime.system import process_group
-from plumbline.launcher.runtime.system.signals import StopRequest
 from plumbline.launcher.runtime.system.world import World, read_world
 from plumbline.launcher.runtime.train.loop import Trainer
+from tests.distributed.trainers import make_trainer
 
 CHANGED = ["optimizer.lr=0.002", "optimizer.weight_decay=0.3", "optimizer.eps=1.0e-6", "optimizer.betas=[0.8, 0.9]"]
 
 
 def main() -> None:
     config_file, folder = map(Path, sys.argv[1:])
-    world, stop = read_world(), StopRequest()
+    world = read_world()
     process_group.join(world, timeout_minutes=5.0)
     place = folder / str(world.rank)
     with socket.socket(socket.AF_UNIX) as listener:
@@ -45,7 +47,7 @@ def main() -> None:
             name = request["name"]
             overrides = [f"run.root={config_file.parent / 'runs'}", f"run.name={name}", *request["overrides"]]
             changed = load_config(config_file, [*overrides, *CHANGED]) if request["groups"] else None
-            train(load_config(config_file, overrides), changed, world, stop)
+            train(load_config(config_file, overrides), changed, world)
             gc.freeze()  # DeepSpeed asks for many collections, which would look at every engine there was
             print(name, file=stream, flush=True)
     process_group.leave()
@@ -53,11 +55,11 @@ def main() -> None:
     os._exit(0)
 
 
-def train(config: Config, changed: Config | None, world: World, stop: StopRequest) -> None:
+def train(config: Config, changed: Config | None, world: World) -> None:
     inputs = open_inputs(config, world)
     if world.is_main:
         prepare_run_folder(config, inputs, world)
-    trainer = Trainer(config, inputs, world, stop)
+    trainer = make_trainer(config, inputs, world)
     groups = {"before": dump(trainer)}
     assert trainer.run()
     trainer.close()
@@ -65,7 +67,7 @@ def train(config: Config, changed: Config | None, world: World, stop: StopReques
         return
     groups["after"] = dump(trainer)
 
-    resumed = Trainer(changed, inputs, world, stop)
+    resumed = make_trainer(changed, inputs, world)
     found = resume.find(config.run.folder / "checkpoints", world)
     assert found is not None
     resumed.resume(found)

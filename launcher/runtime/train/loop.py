@@ -2,9 +2,9 @@
 
 "Step s" is the state after s optimizer steps. Each iteration of the loop starts at some step, evaluates if that is due,
 and ends the loop if it was the last; then it takes the next step and saves it if that is due. The results of a step are
-read, logged and shown to the guards while the next one is in progress, or before its weights are used (`_settle`). The
-order of data, the schedule, dropout and evaluation are pure functions of the step, so a run that was killed and resumed
-writes the same numbers, to the last bit, as one that was never interrupted. A guard may send it back to a checkpoint.
+read, logged and shown to the guards while the next one is in progress, or before its weights are used. The order of
+data, the schedule, dropout and evaluation are pure functions of the step, so a run that was killed and resumed writes
+the same numbers, to the last bit, as one that was never interrupted. A guard may send it back to a checkpoint.
 """
 
 import math
@@ -21,13 +21,10 @@ from torch.profiler import record_function
 
 from plumbline.launcher.runtime.checkpoint import resume
 from plumbline.launcher.runtime.checkpoint import store as checkpoint
-from plumbline.launcher.runtime.checkpoint.background import CheckpointWriter, Saved
 from plumbline.launcher.runtime.checkpoint.local import LocalCheckpoints
-from plumbline.launcher.runtime.checkpoint.snapshot import Snapshot, take_snapshot
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.base import Engine, UpdateObserver
 from plumbline.launcher.runtime.engine.build import compiles
-from plumbline.launcher.runtime.engine.make import make_engine
 from plumbline.launcher.runtime.engine.step_result import StepResult, StepUnderWay
 from plumbline.launcher.runtime.run.inputs import Inputs
 from plumbline.launcher.runtime.run.ledger import Bucket
@@ -36,7 +33,7 @@ from plumbline.launcher.runtime.run.scores import worse_than_guessing
 from plumbline.launcher.runtime.run.status import RunStatus
 from plumbline.launcher.runtime.run.status_file import RESULT
 from plumbline.launcher.runtime.run.tracking import open_feeds
-from plumbline.launcher.runtime.system.collectives import any_rank, from_main, main_works
+from plumbline.launcher.runtime.system.collectives import from_main, main_works
 from plumbline.launcher.runtime.system.files import write_json
 from plumbline.launcher.runtime.system.log import LOG, TRAINING
 from plumbline.launcher.runtime.system.signals import StopRequest
@@ -47,18 +44,15 @@ from plumbline.launcher.runtime.train.diagnostics import StepObserver
 from plumbline.launcher.runtime.train.evaluation import Evaluation, StoppedError
 from plumbline.launcher.runtime.train.guards import engine_guards, make_guards
 from plumbline.launcher.runtime.train.guards.guard import RollBack
-from plumbline.launcher.runtime.train.guards.non_finite import NonFinite
 from plumbline.launcher.runtime.train.profile import StepProfiler
 from plumbline.launcher.runtime.train.rollback import Rollbacks
 from plumbline.launcher.runtime.train.samples import write_samples
+from plumbline.launcher.runtime.train.saving import Saver
 from plumbline.launcher.runtime.train.speed import SpeedMeter
 from plumbline.launcher.runtime.train.step_lines import MadeStep, StepLines
 from plumbline.launcher.runtime.train.stragglers import Stragglers
 from plumbline.launcher.runtime.train.watchdog import Watchdog
 from plumbline.model.objectives.objective import Batch
-
-PAUSES = (5.0, 15.0)
-"""Seconds before an essential checkpoint is tried again: network disks fail for moments."""
 
 
 class Trainer:
@@ -69,11 +63,11 @@ class Trainer:
         inputs: its training and held-out batches.
         world: this process among all; the process group must be up.
         stop: set when the run is asked to stop.
-        weights: by name, instead of those that the seed draws.
         make_engine: makes the engine from configuration, world and weights; users train with DeepSpeed.
+        weights: by name, instead of those that the seed draws; None to draw them.
         local: checkpoints on the nodes, if `checkpoint.local` enables them.
-        status: status file of the run, if one is written.
-        watchdog: watchdog of this process, if there is one.
+        status: status of the run.
+        watchdog: watchdog of this process.
     """
 
     def __init__(
@@ -82,28 +76,25 @@ class Trainer:
         inputs: Inputs,
         world: World,
         stop: StopRequest,
-        weights: Mapping[str, Tensor] | None = None,
-        make_engine: Callable[[Config, World, Mapping[str, Tensor] | None], Engine] = make_engine,
-        local: LocalCheckpoints | None = None,
-        status: RunStatus | None = None,
-        watchdog: Watchdog | None = None,
+        make_engine: Callable[[Config, World, Mapping[str, Tensor] | None], Engine],
+        weights: Mapping[str, Tensor] | None,
+        local: LocalCheckpoints | None,
+        status: RunStatus,
+        watchdog: Watchdog,
     ) -> None:
         self.config, self.inputs, self.world, self.stop = config, inputs, world, stop
         self.engine = make_engine(config, world, weights)
         self.plan = self.engine.plan
-        self.status = status or RunStatus()
-        self.watchdog = watchdog or Watchdog(config.run.folder / "stacks", world, minutes=None)
-        self.evaluation = Evaluation(self.engine, inputs, stop, self.watchdog.beat)
+        self.status, self.watchdog = status, watchdog
+        self.evaluation = Evaluation(self.engine, inputs, stop, watchdog.beat)
         self.rollbacks = Rollbacks(config, self.plan, inputs, world, local)
         self.state = checkpoint.TrainState(0, 0, 0, inputs.fingerprints, self.rollbacks.skipped)
-        self.saved_step: int | None = None
-        self.failed_saves = 0
         self.local = local
-        self.writer = CheckpointWriter(config, config.run.folder / "checkpoints", world, local, self.watchdog.beat)
         self.guards = make_guards(config.guards, self.plan, *engine_guards(config.guards, self.engine))
         self.stragglers = Stragglers(world)
         self.log: MetricsLog | None = None
         self.chain = ChainWriter(config.run.folder, world)
+        self.saver = Saver(config, self.engine, local, self.guards, self.chain, status, watchdog.beat)
         self._meter = SpeedMeter(config, world, 0)
         self._lines = StepLines(self.engine.model.objective.reports, self._meter)
         self._unread: MadeStep | None = None
@@ -115,7 +106,7 @@ class Trainer:
         self.state = replace(state, skipped=state.skipped | self.rollbacks.skipped)
         self.guards.restore(state.guards)
         if self.local is None or folder.parent != self.local.folder:
-            self.saved_step = state.step
+            self.saver.saved_step = state.step
         resume.tell(self.engine, folder, state)
 
     def run(self) -> bool:
@@ -135,8 +126,8 @@ class Trainer:
         self.status.enter("checkpoint")
         heartbeat = partial(self.watchdog.beat, "going back to a checkpoint")
         heartbeat()
-        self._unread = self.saved_step = None
-        self._count(self.writer.finish(), must=False)
+        self._unread = self.saver.saved_step = None
+        self.saver.finish()
         folder = self.rollbacks.go_back(asked, self.state.skipped, heartbeat)
         if self.log is not None:
             self.log.close()
@@ -149,17 +140,17 @@ class Trainer:
     def _train(self) -> bool:
         """Train from the current step to the end, or until asked to stop. Returns whether training is complete."""
         config, plan, total = self.config, self.plan, self.plan.total_steps
-        if self.state.step == total and self.saved_step is None:  # a complete run has a checkpoint in its folder
-            self._save()
+        if self.state.step == total and self.saver.saved_step is None:  # a complete run has a checkpoint in its folder
+            self.saver.save(self.state)
         meter = self._meter
         meter.restart(self.state.step)
         profiler = StepProfiler(config, self.world)
-        making: Bucket = "compile" if compiles(config, self.world.device) else "steps"
+        bucket: Bucket = "compile" if compiles(config, self.world.device) else "steps"
         data = self.inputs.train.iterate(self.state.step, total, self.state.skipped)
         with garbage.left_alone(), profiler, closing(data) as batches:
             while True:
                 if self._evaluation_due():
-                    self._settle()
+                    self._read_last_step()
                     finished = self._evaluate()
                     if not finished or self.state.step == total:
                         self.status.enter("shutdown")
@@ -172,15 +163,15 @@ class Trainer:
                 profiler.before_step(self.state.step)
                 with record_function("step: data"):
                     micro_batches = self.stragglers.wait_for(batches)
-                self.status.enter(making)
-                making = "steps"
+                self.status.enter(bucket)
+                bucket = "steps"
                 observer = self._observer(micro_batches[0])
                 self.guards.before_step(self.state.step + 1, len(micro_batches))
                 observers: list[UpdateObserver] = [self.guards, *([] if observer is None else [observer])]
                 made = self.engine.train_step(micro_batches, self.state.step, lr, observers, lambda: bool(self.stop))
                 self.chain.feed(micro_batches)
                 with record_function("step: read the one before"):
-                    self._settle()  # while the device makes this one
+                    self._read_last_step()  # while the device makes this one
                 self._advance(made, lr)
                 profiler.after_step(self.state.step)
                 if observer is not None:
@@ -192,9 +183,9 @@ class Trainer:
                     return False
 
         self.status.enter("checkpoint")
-        self._count(self.writer.finish(), must=False)
-        if self.saved_step != self.state.step:  # asked to stop during an evaluation, before this step was saved
-            self._save()
+        self.saver.finish()
+        if self.saver.saved_step != self.state.step:  # asked to stop during an evaluation, before this step was saved
+            self.saver.save(self.state)
         return finished
 
     def _open_log(self) -> None:
@@ -213,7 +204,7 @@ class Trainer:
         """Flush the logs and end the watch."""
         self.status.enter("shutdown")
         self.watchdog.stop()
-        self.chain.close(self.writer.written)
+        self.chain.close(self.saver.writer.written)
         if self.log is not None:
             self.log.close()
 
@@ -226,10 +217,10 @@ class Trainer:
         self._unread = MadeStep(step, tokens, lr, self.status.ledger.read(), reports)
         garbage.collect(step)
 
-    def _settle(self) -> None:
+    def _read_last_step(self) -> None:
         """Read the results of the last step, if they are unread: show them to the guards, log them, check for a stop.
 
-        A step is settled once the next one is in progress, and before anything is evaluated, saved or logged after it.
+        They are read once the next step is in progress, and before anything is evaluated, saved or logged after it.
         """
         if self._unread is None:
             return
@@ -245,9 +236,9 @@ class Trainer:
     def _log_step(self, made: MadeStep, result: StepResult) -> None:
         record = self._lines.line(made, result)
         self.stop.step_seconds = self._meter.step_seconds
-        if self.writer.seconds is not None:
-            self.stop.save_seconds = max(self.stop.save_seconds, self.writer.seconds)
-            self.status.saved(self.writer.seconds)
+        if (seconds := self.saver.writer.seconds) is not None:
+            self.stop.save_seconds = max(self.stop.save_seconds, seconds)
+            self.status.saved(seconds)
         if self.log is not None:
             self.log.write(record)
             self.log.progress(record)
@@ -259,7 +250,7 @@ class Trainer:
     def _log_beside(self, found: dict[str, Any]) -> None:
         """Log other values of the last step, in a line after its own."""
         if found:
-            self._settle()
+            self._read_last_step()
             if self.log is not None:
                 self.log.write({"step": self.state.step, "tokens": self.state.tokens, **found})
 
@@ -271,8 +262,8 @@ class Trainer:
         return StepObserver(self.engine, batch, settings.diagnostics_tokens)
 
     def _evaluation_due(self) -> bool:
-        step = self.state.step
-        return step == self.plan.total_steps or (step > 0 and self._is_multiple_of(self.config.train.eval_interval))
+        step, interval = self.state.step, self.config.train.eval_interval
+        return step == self.plan.total_steps or (interval is not None and step > 0 and step % interval == 0)
 
     def _evaluate(self) -> bool:
         """Evaluate on the held-out data of every corpus and task. Returns False if asked to stop meanwhile."""
@@ -309,75 +300,7 @@ class Trainer:
 
     def _save_what_is_due(self) -> None:
         """Save the current step, to the run folder or on the nodes, if that is due or the run is to stop."""
-        local = self.config.checkpoint.local
-        last = self.state.step == self.plan.total_steps
-        due = self._is_multiple_of(self.config.checkpoint.interval)
-        due_locally = local is not None and self._is_multiple_of(local.interval)
-        if self._stopping or last or due or due_locally:
-            self._settle()  # after this a guard may distrust the weights, or a stop be requested
-        must, trusted = self._stopping or last, self.guards.trusts_weights
-        if must or (due and trusted):
-            self._save(must)
-        elif due_locally and trusted:
-            self._save_locally()
-        else:
-            return
-        self._meter.restart(self.state.step)
-
-    def _is_multiple_of(self, interval: int | None) -> bool:
-        """Return whether the current step is a multiple of `interval`."""
-        return interval is not None and self.state.step % interval == 0
-
-    def _save_locally(self) -> None:
-        """Save on the nodes, unless the last checkpoint is still being written: training would have to wait for it."""
-        if any_rank(self.writer.is_writing, self.world):
-            TRAINING.info(f"step {self.state.step}: not saved locally, another checkpoint is still being written")
-        else:
-            self._save(must=False, locally=True)
-
-    def _save(self, must: bool = True, locally: bool = False) -> None:
-        """Save a checkpoint in the background; with `must` it is written when this returns.
-
-        Raises:
-            RollBack: a weight is not finite.
-            TrainingError: ranks differ in what is to be saved.
-            UnsavedError: a checkpoint with `must`, or too many in a row, could not be written.
-        """
-        self.status.enter("checkpoint")
-        self.guards.before_save(self.state.step)
-        garbage.collect()
-        self._count(self.writer.finish(), must=False)
-        self.chain.catch_up(None if locally else self.writer.written)
-
-        def take() -> Snapshot:
-            state = replace(self.state, guards=self.guards.state)
-            return take_snapshot(self.engine, self.config, state, self.world, locally)
-
-        try:
-            ended = self.writer.save(take, must, locally)
-            for pause in PAUSES if must else ():
-                if ended is None or ended.error is None:
-                    break
-                LOG.warning(f"step {self.state.step}: {ended.error}. Trying again in {pause:g} s")
-                time.sleep(pause)
-                ended = self.writer.save(take, must, locally)
-        except checkpoint.BrokenWeightsError as error:
-            raise RollBack(NonFinite.name, self.state.step, self.state.step, str(error)) from error
-        self._count(ended, must)
-
-    def _count(self, saved: Saved | None, must: bool) -> None:
-        """Record how a save ended, or nothing if None: it is still running. Failures on the nodes do not count."""
-        if saved is None or saved.is_local:
-            return
-        if saved.error is None:
-            self.saved_step, self.failed_saves = saved.step, 0
-            return
-        self.failed_saves += 1
-        limit = self.config.checkpoint.max_failures
-        if must:
-            raise checkpoint.UnsavedError(f"{saved.error} and start the same command again") from saved.error
-        if self.failed_saves >= limit:
-            raise checkpoint.UnsavedError(
-                f"{saved.error} and start the same command again; {limit} checkpoints in a row were not written "
-                "(checkpoint.max_failures)"
-            ) from saved.error
+        if self._stopping or self.saver.is_due(self.state.step):
+            self._read_last_step()  # after this a guard may distrust the weights, or a stop be requested
+            if self.saver.save_what_is_due(self.state, self._stopping):
+                self._meter.restart(self.state.step)

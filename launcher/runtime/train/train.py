@@ -56,12 +56,12 @@ def train(
             complete = trainer.run()
         except TrainingError:  # on all ranks: finish writing what was saved before
             trainer.status.enter("checkpoint")
-            trainer.writer.finish()
-            trainer.chain.catch_up(trainer.writer.written)
+            trainer.saver.writer.finish()
+            trainer.chain.catch_up(trainer.saver.writer.written)
             raise
         finally:
             trainer.close()
-    trainer.writer.close()
+    trainer.saver.writer.close()
     if trainer.local is not None:
         trainer.local.clear()  # the run folder has the last step by now
     return complete
@@ -96,7 +96,7 @@ def make_trainer(
         watchdog.beat("starting")
         weights = initial_weights(config)
     make = partial(make_engine, restored=found is not None)
-    trainer = Trainer(config, inputs, world, stop, weights, make, local=local, status=status, watchdog=watchdog)
+    trainer = Trainer(config, inputs, world, stop, make, weights, local, status, watchdog)
     if found is not None:
         watchdog.beat("reading the checkpoint")
         trainer.resume(found)
