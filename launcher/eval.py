@@ -220,9 +220,8 @@ def report(
             "exact_match": scores.exact_match,
             "exact_match_interval": scores.exact_match_interval,
             "accuracy": scores.accuracy,
+            **scores.own_means,
         }
-        if scores.answer_match is not None:
-            facts |= {"answer_match": scores.answer_match, "deeper_candidate": scores.deeper_candidate}
     if arguments.json:
         cli.print_json(facts)
         return

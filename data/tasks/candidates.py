@@ -5,6 +5,7 @@ words     r is a b . Every b is a c . s is a d . Is r a d or c ? [c]
 chain     ... / d c r = [b c | c]          ... Is r a d or c ? [r is a b . Every b is a c . c]
 """
 
+import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from itertools import pairwise
@@ -15,10 +16,16 @@ import numpy as np
 from plumbline.data.indexed import Int64s
 from plumbline.data.tasks.draws import Draws
 from plumbline.data.tasks.graphs import BAR, FIRST_NODE, edges_of, prompt_length, spell
-from plumbline.data.tasks.task import Example, TaskConfig, answering
+from plumbline.data.tasks.task import Example, OwnScore, OwnScores, TaskConfig, answering
 
 EVERY, IS, A, STOP, ASK, OR, QUESTION, FIRST_NAME = 1, 2, 3, 4, 5, 6, 7, 8
 """Words: every, is, a, a full stop, the "is" of the question, or, a question mark, then the names of the nodes."""
+
+SCORES = (
+    OwnScore("answer_match", ", answer match {:.2%}", is_of_answers=True),
+    OwnScore("deeper_candidate", " (the deeper candidate: {:.2%})", is_of_answers=False),
+)
+"""Whether the answer ends in the right candidate, whatever its steps; what a rule that reads no root would score."""
 
 
 class CandidatesConfig(TaskConfig):
@@ -88,6 +95,15 @@ class CandidatesConfig(TaskConfig):
         if self.form == "symbols":
             return next((token for before, token in pairwise(answer) if before == BAR), None)
         return next((token for before, token in pairwise(answer) if before == STOP and token >= FIRST_NAME), None)
+
+    @property
+    def own_scores(self) -> OwnScores:
+        """Return the match of conclusions, and the score of the deeper candidate where that is no guess."""
+        return OwnScores(SCORES, self.longest_answer, self._judge)
+
+    def _judge(self, number: int, said: Sequence[int], answer: Sequence[int]) -> tuple[float, float]:
+        deeper = self.deeper_candidate(number)
+        return float(self.conclusion(said) == answer[-1]), math.nan if deeper is None else deeper
 
     def deeper_candidate(self, _number: int) -> float | None:
         """Return the score, 1, 0 or 1/2, of choosing the deeper candidate, which does not need the root.

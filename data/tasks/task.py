@@ -6,7 +6,7 @@ examples.
 """
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import ClassVar, Literal, NamedTuple
 
@@ -41,6 +41,28 @@ class Example(NamedTuple):
     """[n]: what the model reads."""
     labels: Int64s
     """[n]: the answer expected after each token, or -100 if there is none."""
+
+
+class OwnScore(NamedTuple):
+    """Describe a score that only some tasks have: a mean over held-out examples."""
+
+    key: str
+    """The end of its key in metrics.jsonl, eval/NAME/KEY."""
+    words: str
+    """How a line of output goes on after the scores of every task, with a field for the mean."""
+    is_of_answers: bool
+    """Whether it depends on what a model answers, so that it is another one with thoughts."""
+
+
+class OwnScores(NamedTuple):
+    """Hold the scores that only some tasks have, and how an example is judged."""
+
+    scores: tuple[OwnScore, ...]
+    longest_answer: int
+    """Tokens that a model answers with at most."""
+    judge: Callable[[int, Sequence[int], Sequence[int]], Sequence[float]]
+    """Takes the number of a held-out example, a model's greedily decoded answer and the right one; returns a value for
+    each score, or nan where the task lacks it."""
 
 
 class TaskConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
@@ -86,6 +108,11 @@ class TaskConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attrib
     @abstractmethod
     def example(self, split: SplitName, number: int) -> Example:
         """Return example `number` of a split. Raises ValueError when the task has no example for this split."""
+
+    @property
+    def own_scores(self) -> OwnScores | None:
+        """Return the scores of held-out examples that other tasks lack, or None if there are none."""
+        return None
 
     @abstractmethod
     def ask_otherwise(self, tokens: Int64s, draws: Draws) -> Int64s:

@@ -1,9 +1,10 @@
 """Define held-out loss and exact match on tasks once, for the loop, `eval.py` and all model comparisons."""
 
 import math
-from collections.abc import Callable, Iterable
-from dataclasses import asdict, astuple, dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import astuple, dataclass, field, fields, replace
 from functools import partial
+from itertools import islice
 from typing import Protocol
 
 import torch
@@ -11,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from plumbline.data.streams import WindowStream
-from plumbline.data.tasks.candidates import CandidatesConfig
 from plumbline.data.tasks.source import TaskStream
+from plumbline.data.tasks.task import OwnScore, OwnScores
 from plumbline.launcher.runtime.run.greedy import decode_answers
 from plumbline.model.objectives.objective import Batch
 
@@ -32,10 +33,6 @@ class LossSums:
         """Return the sums over the batches of both."""
         return type(self)(*(one + more for one, more in zip(astuple(self), astuple(other), strict=True)))
 
-    def total(self, reduce: Reduce) -> "LossSums":
-        """Return the sums over all ranks."""
-        return type(self)(*reduce(list(astuple(self))))
-
     def result(self, split: WindowStream) -> "HeldOutLoss":
         """Return the means over the batches of a split."""
         loss = self.nats / self.tokens
@@ -52,24 +49,15 @@ class AnswerSums(LossSums):
     """Number of rows with an answer."""
     right_examples: float = 0.0
     """Number of rows in which every answer token has the largest logit."""
-    right_conclusions: float = 0.0
-    """Number of rows in which the decoded answer ends in the right candidate, whatever its steps."""
-    right_deeper: float = 0.0
-    """Number of rows in which the deeper candidate is right, plus half of those in which both are equally deep."""
 
     def result(self, split: WindowStream) -> "HeldOutLoss":
         """Return the means over the examples of a split."""
-        scores = replace(
+        return replace(
             super().result(split),
             examples=round(self.examples),
             exact_match=self.right_examples / self.examples,
             accuracy=self.right_tokens / self.tokens,
         )
-        task = candidates_of(split)
-        if task is None:
-            return scores
-        deeper = None if task.deeper_candidate(0) is None else self.right_deeper / self.examples
-        return replace(scores, answer_match=self.right_conclusions / self.examples, deeper_candidate=deeper)
 
 
 class Scorer(Protocol):
@@ -101,16 +89,24 @@ class HeldOutLoss:
     """Share of a task's examples in which every answer token is the most likely one, or None without a task."""
     accuracy: float | None = None
     """Share of a task's answer tokens that are the most likely ones, or None without a task."""
-    answer_match: float | None = None
-    """Share of the examples whose greedily decoded answer ends in the right one of two candidates, whatever its steps,
-    or None without candidates."""
-    deeper_candidate: float | None = None
-    """Share of the examples that are right without reading the question's root, if one chooses the deeper candidate
-    (at random between equals), or None if that is a guess."""
+    own: Mapping[OwnScore, float | None] = field(default_factory=dict)
+    """Means of the scores that only some tasks declare, None where this task lacks one."""
 
     def metrics(self, name: str) -> dict[str, float | int]:
         """Return the known entries for metrics.jsonl, eval/NAME/loss and so on."""
-        return {f"eval/{name}/{key}": value for key, value in asdict(self).items() if value is not None}
+        values = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name != "own"}
+        return {f"eval/{name}/{key}": value for key, value in {**values, **self.own_means}.items() if value is not None}
+
+    def thinking_metrics(self, name: str) -> dict[str, float | int]:
+        """Return the entries of scores with thoughts, eval/NAME/thinking_loss and so on, without what they share."""
+        answered = {score.key: mean for score, mean in self.own.items() if score.is_of_answers}
+        values = {"loss": self.loss, "exact_match": self.exact_match, **answered, "accuracy": self.accuracy}
+        return {f"eval/{name}/thinking_{key}": value for key, value in values.items() if value is not None}
+
+    @property
+    def own_means(self) -> dict[str, float | None]:
+        """Return the means of the task's own scores, by the end of their keys."""
+        return {score.key: mean for score, mean in self.own.items()}
 
     @property
     def exact_match_interval(self) -> tuple[float, float] | None:
@@ -126,9 +122,8 @@ class HeldOutLoss:
             return f"{self.loss:.4f}{per_byte}"
         low, high = self.exact_match_interval
         exact = f"exact match {self.exact_match:.2%} [{low:.2%}, {high:.2%}], accuracy {self.accuracy:.2%}"
-        ends = "" if self.answer_match is None else f", answer match {self.answer_match:.2%}"
-        rule = "" if self.deeper_candidate is None else f" (the deeper candidate: {self.deeper_candidate:.2%})"
-        return f"{self.loss:.4f}{per_byte}, {exact}{ends}{rule}"
+        own = "".join(score.words.format(mean) for score, mean in self.own.items() if mean is not None)
+        return f"{self.loss:.4f}{per_byte}, {exact}{own}"
 
 
 def held_out_loss(
@@ -148,43 +143,45 @@ def held_out_loss(
         reduce: returns the sums over ranks.
     """
     sums: LossSums = AnswerSums() if split.has_answers else LossSums()
-    task, predict = candidates_of(split), partial(scorer.logits, thinking=thinking)
+    own = split.task.own_scores if isinstance(split, TaskStream) else None
+    judged = [0.0] * (0 if own is None else len(own.scores))
+    predict = partial(scorer.logits, thinking=thinking)
     for batch in batches:
         if not split.has_answers:
             sums += scorer.evaluate(batch, thinking)
             continue
         logits = predict(batch)
         found = answer_sums(logits, batch["labels"].to(logits.device))
-        sums += found if task is None else _with_choices(found, task, batch, predict, logits, reduce)
-    return sums.total(reduce).result(split)
+        sums += found
+        if own is not None:
+            solved = not reduce([found.examples - found.right_examples])[0]
+            more = _judge(own, batch, predict, None if solved else logits)
+            judged = [total + value for total, value in zip(judged, more, strict=True)]
+    totals = iter(reduce([*astuple(sums), *judged]))
+    scores = type(sums)(*islice(totals, len(fields(sums)))).result(split)
+    if own is None or scores.examples is None:
+        return scores
+    means = (None if math.isnan(total) else total / scores.examples for total in totals)
+    return replace(scores, own=dict(zip(own.scores, means, strict=True)))
 
 
-def candidates_of(split: WindowStream) -> CandidatesConfig | None:
-    """Return the task of a split that asks which of two candidates is right, or None if it is not such a task."""
-    return split.task if isinstance(split, TaskStream) and isinstance(split.task, CandidatesConfig) else None
-
-
-def _with_choices(
-    found: AnswerSums,
-    task: CandidatesConfig,
-    batch: Batch,
-    predict: Callable[[Batch], Tensor],
-    logits: Tensor,
-    reduce: Reduce,
-) -> AnswerSums:
-    """Return the sums of a batch, including those for choices between two candidates: the model's, and the deeper one.
+def _judge(own: OwnScores, batch: Batch, predict: Callable[[Batch], Tensor], logits: Tensor | None) -> list[float]:
+    """Return the sums of a task's own scores over a batch.
 
     If every token of an answer has the largest logit, greedy decoding gives that answer. If any rank has other answers,
     all ranks decode.
+
+    Args:
+        own: the scores.
+        batch: one example in each row.
+        predict: returns the logits after each token of a batch.
+        logits: those of this batch, or None if the answers of all ranks are right.
     """
-    deeper = sum(task.deeper_candidate(number) or 0.0 for number in batch["sample_index"].tolist() if number >= 0)
-    found = replace(found, right_conclusions=found.right_examples, right_deeper=deeper)
-    if not reduce([found.examples - found.right_examples])[0]:
-        return found
-    said = decode_answers(predict, batch, logits, task.longest_answer).tolist()
     answers = [[label for label in row if label >= 0] for row in batch["labels"].tolist()]
-    right = sum(task.conclusion(row) == true[-1] for row, true in zip(said, answers, strict=True) if true)
-    return replace(found, right_conclusions=float(right))
+    said = answers if logits is None else decode_answers(predict, batch, logits, own.longest_answer).tolist()
+    rows = zip(batch["sample_index"].tolist(), said, answers, strict=True)
+    values = [own.judge(number, mine, true) for number, mine, true in rows if true]
+    return [sum(row[place] for row in values) for place in range(len(own.scores))]
 
 
 def worse_than_guessing(loss: float, vocab_size: int) -> str | None:

@@ -16,7 +16,6 @@ from plumbline.model.quantization.layers import quantized_linears
 from plumbline.model.quantization.quantizer import Quantizer
 
 INT8 = Quantizer(format="int8")
-THOUGHT_OF = ("loss", "exact_match", "answer_match", "accuracy")  # scores that are logged with thoughts as well
 INT8_BATCHES = 2  # held-out micro-batches per rank also scored with int8 weights and activations
 
 
@@ -53,8 +52,7 @@ class Evaluation:
             say(f"held-out loss of {name} {scores.describe()}")
             if self.engine.model.objective.thinks:
                 scores = self._score(name, thinking=True)
-                found = {key: getattr(scores, key) for key in THOUGHT_OF}
-                record |= {f"eval/{name}/thinking_{key}": value for key, value in found.items() if value is not None}
+                record |= scores.thinking_metrics(name)
                 say(f"held-out loss of {name} {scores.describe()}, thinking")
             # The int8 delta is only meaningful for models that do not round by themselves
             if self.engine.config.metrics.diagnostics_interval is not None and self.engine.config.precision.is_plain:

@@ -83,7 +83,7 @@ def test_an_answer_is_matched_by_what_the_model_says_by_itself(
     """Reading the true chain, the last token is right in every case: whoever reads it need not decide anything."""
     calls: list[Mapping[str, Any]] = []
     scores = scores_of(task, walker(first, calls), task.longest + room)
-    assert (scores.exact_match, scores.answer_match) == (exact_match, answer_match)
+    assert (scores.exact_match, scores.own_means["answer_match"]) == (exact_match, answer_match)
     assert scores.accuracy == pytest.approx(accuracy)
     assert scores.examples == 3
     assert len(calls) == 2 * (1 if exact_match else task.longest_answer), "what is right already is not decoded"
@@ -94,13 +94,12 @@ def test_an_answer_without_steps_is_matched_exactly(task: ProsqaConfig) -> None:
     for place, share in ((7, 1.0), (13, 0.0)):  # fep, toma
         calls: list[Mapping[str, Any]] = []
         scores = scores_of(node, walker(place, calls))
-        assert scores.exact_match == scores.answer_match == share
+        assert scores.exact_match == scores.own_means["answer_match"] == share
         assert len(calls) == 2
 
 
 def test_the_deeper_candidate_is_scored_on_the_same_examples_and_told(task: ProsqaConfig) -> None:
     scores = scores_of(task, walker(BLICK, []))
-    assert scores.deeper_candidate == 1.0
     assert scores.metrics("x")["eval/x/deeper_candidate"] == 1.0
     assert scores.metrics("x")["eval/x/answer_match"] == 0.0
     assert scores.describe().endswith(", accuracy 80.00%, answer match 0.00% (the deeper candidate: 100.00%)")
@@ -114,7 +113,7 @@ def test_where_the_deeper_candidate_is_a_guess_it_is_not_told() -> None:
         return torch.zeros(*batch["labels"].shape, task.vocab_size)
 
     scores = scores_of(task, silent)
-    assert (scores.answer_match, scores.deeper_candidate) == (0.0, None)
+    assert scores.own_means == {"answer_match": 0.0, "deeper_candidate": None}
     assert scores.describe().endswith("answer match 0.00%")
     assert "eval/x/deeper_candidate" not in scores.metrics("x")
 
@@ -132,7 +131,7 @@ def test_ranks_decode_together(task: ProsqaConfig) -> None:
 
         scores = held_out_loss(scorer, batches, split, reduce=reduce)
         assert len(calls) == passes
-        assert scores.answer_match == 1.0
+        assert scores.own_means["answer_match"] == 1.0
 
 
 def test_what_is_decoded_belongs_to_the_example_that_it_answers() -> None:
