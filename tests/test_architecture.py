@@ -135,6 +135,7 @@ def test_deepspeed_is_known_to_the_engine_and_to_start_up_alone() -> None:
     ours = {path for path in users if room_of(module_name(path)) != "tests"}
     assert ours == {
         runtime / "engine" / "deepspeed.py",
+        runtime / "engine" / "deepspeed_fixes.py",
         runtime / "engine" / "on_device.py",
         runtime / "engine" / "zero_shards.py",
         runtime / "system" / "process_group.py",

@@ -17,7 +17,7 @@ from torch.profiler import record_function
 from plumbline.launcher.runtime.config.budget import totals, trained_count
 from plumbline.launcher.runtime.config.plan import RunPlan, plan_run
 from plumbline.launcher.runtime.config.schema import Config
-from plumbline.launcher.runtime.engine import zero_shards
+from plumbline.launcher.runtime.engine import deepspeed_fixes, zero_shards
 from plumbline.launcher.runtime.engine.base import Engine, T
 from plumbline.launcher.runtime.engine.buckets import buckets, sends_gradients
 from plumbline.launcher.runtime.engine.build import blocks_of, build_for_training, compiles, move_buffers
@@ -25,13 +25,13 @@ from plumbline.launcher.runtime.engine.memory import choose_recomputed
 from plumbline.launcher.runtime.engine.on_device import deciding_on_device, not_finite
 from plumbline.launcher.runtime.engine.pieces import Piece
 from plumbline.launcher.runtime.optim.clipping import base_equivalent_norm, clip_gradients
-from plumbline.launcher.runtime.optim.muon import ShardedMuon
 from plumbline.launcher.runtime.optim.optimizer import (
     CombinedOptimizer,
     group_settings,
     make_optimizer,
     verify_settings,
 )
+from plumbline.launcher.runtime.optim.whole_matrices import WholeMatrixOptimizer
 from plumbline.launcher.runtime.system.process_group import quiet_stdout
 from plumbline.launcher.runtime.system.world import World
 from plumbline.model.objectives.objective import Batch, TrainedLM
@@ -122,7 +122,7 @@ class DeepSpeedEngine(Engine):
         recomputed = choose_recomputed(config, totals(plan.rows).total, world)
         model = self._build_model(config, plan, world, weights, restored)
         if compiles(config, world.device):
-            zero_shards.restore_linear()
+            deepspeed_fixes.restore_linear()
         recompute(blocks_of(model), recomputed)
         optimizer = make_optimizer(model, self.settings, sharded=self.stage > 0)
         self._engine = self._initialize(model, optimizer)
@@ -130,7 +130,7 @@ class DeepSpeedEngine(Engine):
         self._verify()
         self._adapt_deepspeed()
         for part in optimizer.parts.values() if isinstance(optimizer, CombinedOptimizer) else [optimizer]:
-            if isinstance(part, ShardedMuon):
+            if isinstance(part, WholeMatrixOptimizer):
                 part.attach(zero_shards.locate_matrices(part, self._engine.optimizer, self.stage, world), world)
 
     def _build_model(
@@ -169,9 +169,9 @@ class DeepSpeedEngine(Engine):
         settings, alone = self.config.deepspeed, self.world.size == 1
         bf16 = settings.precision == "bf16"
         if self.stage == 1 and bf16 and not settings.offload_optimizer:
-            zero_shards.sum_where_gradients_lie(self._engine, self.world.size)
+            deepspeed_fixes.sum_where_gradients_lie(self._engine, self.world.size)
         if self.stage == 2 and bf16 and settings.communication_dtype == "fp32":
-            zero_shards.average_in_fp32(self._engine.optimizer, self.world.size)
+            deepspeed_fixes.average_in_fp32(self._engine.optimizer, self.world.size)
         # DeepSpeed would copy all gradients into messages, sum them over one rank, and copy them back
         if self.stage == 0 and alone:
             self._engine.buffered_allreduce_fallback = self._sum_alone
@@ -214,9 +214,9 @@ class DeepSpeedEngine(Engine):
         """Tell DeepSpeed how many micro-batches make a step, when that changes (data.batch_size_warmup)."""
         self._awaited = count
         if self.stage == 3:
-            zero_shards.forget_gradients(self._engine.optimizer)
+            deepspeed_fixes.forget_gradients(self._engine.optimizer)
         if self.config.deepspeed.offload_optimizer:
-            zero_shards.forget_offloaded_gradients(self._engine.optimizer, self.master_weights())
+            deepspeed_fixes.forget_offloaded_gradients(self._engine.optimizer, self.master_weights())
         if count == self._engine.gradient_accumulation_steps():
             return
         batch_size = count * self.config.data.micro_batch(self.world.size) * self.world.size
@@ -237,7 +237,7 @@ class DeepSpeedEngine(Engine):
         if not last:
             self._engine.step()  # only counts
         elif self.config.deepspeed.offload_optimizer:
-            zero_shards.finish_offloaded_gradients(self._engine.optimizer)
+            deepspeed_fixes.finish_offloaded_gradients(self._engine.optimizer)
         elif self.stage == 0:
             self._clipped_norm = clip_gradients(self.model, self.groups, self.config.optimizer)
         return losses.cross_entropy, losses.reports

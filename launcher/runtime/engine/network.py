@@ -46,7 +46,7 @@ def messages(config: Config, parameters: int, stage: int, micro_batches: int) ->
     if stage == 0:
         return Messages(gradients, 0.0, 0.0)
     if stage == 1:
-        # In bf16 each rank receives only its share, unless states are offloaded (zero_shards.sum_where_gradients_lie)
+        # deepspeed_fixes.sum_where_gradients_lie: in bf16 a rank receives only its share, unless states are offloaded
         divides = config.deepspeed.precision == "bf16" and not config.deepspeed.offload_optimizer
         return Messages(0.0, gradients, weights) if divides else Messages(gradients, 0.0, weights)
     if stage == 2:

@@ -23,18 +23,8 @@ from pydantic import BaseModel, Field
 from torch import Tensor, nn
 
 from plumbline.launcher.runtime.optim.kind import Groups, OptimizerKind
+from plumbline.launcher.runtime.optim.whole_matrices import MatrixPieces, WholeMatrixOptimizer
 from plumbline.launcher.runtime.system.world import World
-
-
-@dataclass(frozen=True)
-class MatrixPieces:
-    """Describe where the ranks hold the pieces of one matrix; in rank order they are its elements, row by row."""
-
-    shape: tuple[int, ...]
-    starts: tuple[int, ...]
-    """Start of each rank's piece, in that rank's flat shard."""
-    lengths: tuple[int, ...]
-    """Length of each rank's piece, in elements; 0 where a rank holds none."""
 
 
 @dataclass(frozen=True)
@@ -44,19 +34,17 @@ class ShardedMatrix(MatrixPieces):
     owner: int
 
 
-class ShardedMuon(torch.optim.Optimizer):
+class ShardedMuon(WholeMatrixOptimizer):
     """Update flat shards by Muon with Nesterov momentum, its update scaled to AdamW's RMS.
 
-    Each group needs lr, weight_decay and momentum. `attach` must come between sharding and the first step.
+    Each group needs lr, weight_decay and momentum.
 
     Args:
         groups: the hidden matrices, whole.
     """
 
     def __init__(self, groups: list[dict[str, Any]]) -> None:
-        super().__init__(groups, {})
-        self.matrices: list[list[nn.Parameter]] = [list(group["params"]) for group in self.param_groups]
-        """The matrices of each group, which an engine replaces by flat shards."""
+        super().__init__(groups)
         self.rank = 0
         self.rounds: dict[Tensor, list[list[ShardedMatrix]]] = {}
 

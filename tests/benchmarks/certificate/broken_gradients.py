@@ -8,7 +8,7 @@ import torch.distributed as dist
 from deepspeed.runtime import bf16_optimizer
 from deepspeed.runtime.zero import stage3, stage_1_and_2
 
-from plumbline.launcher.runtime.engine import base, zero_shards
+from plumbline.launcher.runtime.engine import base, deepspeed_fixes
 from plumbline.launcher.runtime.engine import deepspeed as engines
 from plumbline.launcher.runtime.optim.clipping import clip_gradients
 from tests.benchmarks.certificate.models import Case
@@ -96,7 +96,7 @@ def _(engine: Any, swap: Swap) -> None:
     lambda case: case.stage == 3 and "resting" in case.features,
 )
 def _(_engine: Any, swap: Swap) -> None:
-    swap(zero_shards, "forget_gradients", lambda _zero: None)
+    swap(deepspeed_fixes, "forget_gradients", lambda _zero: None)
 
 
 MUTANTS.append(

@@ -1,4 +1,4 @@
-"""Where matrices lie in the flat shards that ZeRO makes of them, and how their gradients are summed."""
+"""Where matrices lie in the flat shards that ZeRO makes of them."""
 
 from __future__ import annotations
 
@@ -8,13 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from plumbline.launcher.runtime.engine import zero_shards
-from plumbline.launcher.runtime.engine.zero_shards import (
-    locate_matrices,
-    pieces_by_group,
-    pieces_by_tensor,
-    sum_where_gradients_lie,
-)
+from plumbline.launcher.runtime.engine.zero_shards import locate_matrices, pieces_by_group, pieces_by_tensor
 from plumbline.launcher.runtime.optim.muon import ShardedMuon
 from plumbline.launcher.runtime.system.world import World
 
@@ -51,25 +45,3 @@ def test_a_shard_that_holds_something_else_is_refused() -> None:
         else:
             with pytest.raises(RuntimeError, match="in another way over its shards"):
                 locate_matrices(muon, SimpleNamespace(), 1, world)
-
-
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_sums_begin_with_the_first_gradient_of_a_step(ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    averaged: list[int] = []
-    monkeypatch.setattr(zero_shards, "_average_shares", lambda _zero, ranks, _dtype: averaged.append(ranks))
-    sums = [torch.tensor([7.0, 7.0]), torch.tensor([9.0])]
-    zero = SimpleNamespace(fp32_groups_gradients=[sums], fp32_groups_has_gradients=[[False, False]])
-    engine = SimpleNamespace(optimizer=zero, communication_data_type=torch.float32)
-    sum_where_gradients_lie(engine, ranks)
-    parameter = nn.Parameter(torch.zeros(2, dtype=torch.bfloat16))
-    for _ in range(2):
-        parameter.grad = torch.tensor([1.0, 2.0], dtype=torch.bfloat16)
-        zero.accumulate_hp_grads_and_remove_lp(parameter, 0, 0)
-        assert parameter.grad is None
-    assert sums[0].tolist() == [2, 4]
-
-    engine.buffered_allreduce_fallback(elements_per_buffer=3)
-    assert sums[1].tolist() == [0]  # nothing has given to it on this rank; on others something may have
-    assert averaged == [2] * (ranks > 1)
-    zero.clear_hp_grads()
-    assert zero.fp32_groups_has_gradients == [[False, False]]
