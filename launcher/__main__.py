@@ -7,7 +7,6 @@ python -m plumbline.launcher plan --help             the same in an environment 
 deepspeed --quiet --module plumbline.launcher pretrain --config FILE      on every GPU of this node
 """
 
-import argparse
 import ast
 import runpy
 import sys
@@ -31,7 +30,6 @@ def main() -> None:
         usage="plumbline [-h] COMMAND ...",
         description="Pretrain language models, and do what comes before and after.",
         epilog=f"commands:\n{told}\n\n`plumbline COMMAND --help` shows what a command takes, with examples.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("command", choices=commands, metavar="COMMAND", help="one of the commands below")
     # deepspeed inserts its own option before all others

@@ -21,7 +21,7 @@ BAD = 1  # exit code: a run would fail here
 
 def parse_arguments() -> argparse.Namespace:
     """Read the command line."""
-    parser = cli.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = cli.Parser(__doc__)
     parser.add_argument("--config", type=cli.existing, help="YAML file of the run (default: checks that need none)")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="replace values of the file")
     parser.add_argument("--limit", type=cli.positive, default=120, help="seconds that ranks wait for one another")

@@ -23,7 +23,7 @@ NOT_OF_TASKS = ("thinking", "shuffle_questions", "sequence_length", "max_batches
 
 def parse_arguments() -> argparse.Namespace:
     """Read the command line."""
-    parser = cli.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = cli.Parser(__doc__)
     parser.add_argument("--model", type=cli.model, required=True, help=cli.MODEL)
     parser.add_argument("--average", help=cli.AVERAGE)
     data = parser.add_mutually_exclusive_group(required=True)

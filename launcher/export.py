@@ -16,7 +16,7 @@ from plumbline.launcher.runtime.system import cli
 
 def parse_arguments() -> argparse.Namespace:
     """Read the command line."""
-    parser = cli.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = cli.Parser(__doc__)
     parser.add_argument("--model", type=cli.existing, required=True, help="run (its newest checkpoint) or checkpoint")
     parser.add_argument("--average", help=cli.AVERAGE)
     parser.add_argument("--output", type=Path, required=True, help="folder to make")

@@ -20,7 +20,7 @@ from plumbline.model.scaling_laws.forms import FORMS, form_named
 
 def parse_arguments() -> argparse.Namespace:
     """Read the command line."""
-    parser = cli.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = cli.Parser(__doc__)
     parser.add_argument(
         "results", type=cli.existing, nargs="+", metavar="RESULTS", help="JSON Lines, or a folder that has them"
     )

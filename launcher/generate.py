@@ -22,7 +22,7 @@ OPTIONS = ("think", "temperature", "top_k", "top_p", "max_new_tokens", "seed")
 
 def parse_arguments() -> argparse.Namespace:
     """Read the command line."""
-    parser = cli.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = cli.Parser(__doc__)
     parser.add_argument("--model", type=cli.model, required=True, help=cli.MODEL)
     parser.add_argument("--average", help=cli.AVERAGE)
     prompts = parser.add_mutually_exclusive_group()

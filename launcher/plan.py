@@ -18,7 +18,7 @@ from plumbline.launcher.runtime.system import assumed_device, cli
 
 def parse_arguments() -> argparse.Namespace:
     """Read the command line."""
-    parser = cli.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = cli.Parser(__doc__)
     parser.add_argument("--config", type=cli.existing, required=True, help="YAML file of the run")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="replace values of the file")
     parser.add_argument(
@@ -26,10 +26,16 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--devices", type=cli.positive, default=1, help="GPUs (or CPU processes) to plan for")
     parser.add_argument(
-        "--peak-tflops", type=float, default=assumed_device.PEAK_TFLOPS, help="peak of one device (default: H100, bf16)"
+        "--peak-tflops",
+        type=float,
+        default=assumed_device.PEAK_TFLOPS,
+        help="peak of one device (default: 989, an H100 in bf16)",
     )
     parser.add_argument(
-        "--device-gib", type=float, default=80.0, help="memory of one device, in GiB (default: H100; an H200 has 141)"
+        "--device-gib",
+        type=float,
+        default=80.0,
+        help="memory of one device, in GiB (default: 80, an H100; an H200 has 141)",
     )
     parser.add_argument(
         "--mfu", type=float, default=assumed_device.MFU, help="assumed model FLOPs utilisation, without communication"
@@ -38,7 +44,7 @@ def parse_arguments() -> argparse.Namespace:
         "--network-gbs",
         type=float,
         default=assumed_device.NETWORK_GBS,
-        help="GB/s that a device sends over its slowest link (default: a 400 Gb/s port for each)",
+        help="GB/s that a device sends over its slowest link (default: 50, a port of 400 Gb/s for each)",
     )
     parser.add_argument("--price", type=float, help="price of one device for one hour: also print the cost of the run")
     parser.add_argument(
@@ -58,6 +64,7 @@ from plumbline.launcher.runtime.checkpoint import branch
 from plumbline.launcher.runtime.config.budget import GIB, MIB, ParameterCount, totals
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.plan import RunPlan, cautions, describe_settings, plan_parameters, plan_run
+from plumbline.launcher.runtime.config.rank_counts import check_ranks
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.network import Compute, Machine, compute
 from plumbline.launcher.runtime.engine.stage import StageEstimate, estimate_stages, fastest, preferred, shortage
@@ -121,6 +128,7 @@ def main() -> None:
     if arguments.parameters and not arguments.json:
         print_parameters(config, plan)  # without the estimate of memory, which takes seconds
         return
+    check_ranks(config, arguments.devices)
     facts = collect_facts(config, plan, estimates.of(config, plan.rows), arguments)
     if arguments.json:
         cli.print_json(facts.to_json())

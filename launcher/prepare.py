@@ -38,7 +38,7 @@ USED_BY = {
 
 def parse_arguments() -> argparse.Namespace:
     """Read the command line."""
-    parser = cli.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = cli.Parser(__doc__)
     task = parser.add_mutually_exclusive_group(required=True)
     task.add_argument(
         "--source",

@@ -44,7 +44,7 @@ STOP = StopRequest()  # ahead of the imports below: they take seconds, in which 
 
 def parse_arguments() -> argparse.Namespace:
     """Read the command line."""
-    parser = cli.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = cli.Parser(__doc__)
     parser.add_argument("--config", type=Path, required=True, help="YAML file of the run (see configs/)")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="replace values of the file")
     only = parser.add_mutually_exclusive_group()

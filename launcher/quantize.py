@@ -20,7 +20,7 @@ from plumbline.launcher.runtime.system import cli
 
 def parse_arguments() -> argparse.Namespace:
     """Read the command line."""
-    parser = cli.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = cli.Parser(__doc__)
     parser.add_argument("--list", action="store_true", help="print the recipes and exit")
     parser.add_argument("--model", type=cli.model, nargs="+", help=f"{cli.MODEL}; or several of them")
     parser.add_argument("--average", help=cli.AVERAGE)

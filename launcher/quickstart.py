@@ -8,7 +8,6 @@ Each stage is the command a user would type, printed before it runs. If you run 
 with a message and training resumes where it stopped; nothing is trained twice.
 """
 
-import argparse
 import os
 import shlex
 import subprocess
@@ -20,7 +19,7 @@ from plumbline.launcher.runtime.system import cli
 
 def parse_arguments() -> None:
     """Answer --help; there are no other options."""
-    cli.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    cli.Parser(__doc__).parse_args()
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ OF_VERIFY, OF_STEP = ("windows", "most_steps"), ("full",)
 
 def parse_arguments() -> argparse.Namespace:
     """Read the command line."""
-    parser = cli.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = cli.Parser(__doc__)
     parser.add_argument("run", type=cli.existing, metavar="RUN", help="run folder")
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--verify", action="store_true", help="check that the run matches its records")

@@ -21,7 +21,7 @@ from plumbline.launcher.runtime.system import cli
 
 def parse_arguments() -> argparse.Namespace:
     """Read the command line."""
-    parser = cli.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = cli.Parser(__doc__)
     parser.add_argument(
         "folders",
         type=cli.existing,

@@ -36,7 +36,7 @@ GOES_ON = "the same command, or the next job of a chain, goes on from the newest
 
 def parse_arguments() -> argparse.Namespace:
     """Read the command line: this program's own options, and those of the program that the job runs."""
-    parser = cli.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = cli.Parser(__doc__)
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument(
         "--config", type=Path, help="YAML file of the run or sweep, as pretrain.py or sweep.py takes it"

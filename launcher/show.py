@@ -34,7 +34,7 @@ def corpus_or_run(text: str) -> Path:
 
 def parse_arguments() -> argparse.Namespace:
     """Read the command line."""
-    parser = cli.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = cli.Parser(__doc__)
     parser.add_argument(
         "data", type=corpus_or_run, metavar="CORPUS|RUN", help="corpus, PREFIX of a pair, or run folder"
     )

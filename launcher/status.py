@@ -26,7 +26,7 @@ LEFT = (0, 1, 9)  # columns of words
 
 def parse_arguments() -> argparse.Namespace:
     """Read the command line."""
-    parser = cli.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = cli.Parser(__doc__)
     parser.add_argument(
         "runs",
         type=cli.existing,

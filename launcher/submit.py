@@ -14,7 +14,7 @@ from plumbline.launcher.runtime.system import cli
 
 def parse_arguments() -> argparse.Namespace:
     """Read the command line."""
-    parser = cli.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = cli.Parser(__doc__)
     parser.add_argument("--config", type=cli.existing, required=True, help="YAML file of the run")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="replace values of the file")
     parser.add_argument("--nodes", type=cli.positive, default=1, help="number of nodes (default: 1)")

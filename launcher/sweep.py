@@ -39,7 +39,7 @@ STOP = StopRequest()  # before the imports below, which take seconds; each worke
 
 def parse_arguments() -> argparse.Namespace:
     """Read the command line."""
-    parser = cli.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = cli.Parser(__doc__)
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--config", type=cli.existing, help="YAML file of the sweep (see configs/sweeps/)")
     source.add_argument("--plan", type=cli.existing, help="a plan that --slurm saved, instead of --config")

@@ -29,6 +29,8 @@ def test_a_command_names_itself(tmp_path: Path) -> None:
     done = plumbline("plan", "--help", folder=tmp_path)
     assert done.returncode == 0
     assert done.stdout.startswith("usage: plumbline plan [-h] --config CONFIG")
+    assert "(default: 0.4)" in done.stdout, "of --mfu, whose own help does not say so"
+    assert "(default: False)" not in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -42,3 +42,10 @@ def test_memory_is_that_of_stages_which_could_serve_the_run(
 ) -> None:
     asked = ("plan", "--config", tiny_config, "deepspeed.zero_stage=0", override)
     assert [*answer(command(*asked, "--json"))["memory_bytes"]] == [*stages]
+
+
+def test_a_number_of_devices_that_training_would_refuse_is_refused(command: Command, tiny_config: Path) -> None:
+    asked = ("plan", "--config", tiny_config, "run.reproducible=any_ranks", "--devices", 3)
+    refused = command(*asked)
+    assert refused.returncode == 2
+    assert "run.reproducible = any_ranks: 3 ranks cannot share" in refused.stderr

@@ -38,6 +38,8 @@ def read_values(path: Path, overrides: list[str]) -> dict[str, Any]:
         ConfigError: unreadable file, bad YAML, a number in another base than 10, or an invalid override.
     """
     file = _read(path)
+    if "grids" in file:
+        raise ConfigError(f"{path}: is a sweep, which trains many runs: launcher/sweep.py --config {path}")
     overrides = _take_away(file, [_dotted(override) for override in overrides])
     for override in overrides:
         with yaml_problems(override):

@@ -62,6 +62,9 @@ def read_yaml(path: Path) -> Node:
         known = ", ".join(sorted(str(file) for file in path.parent.glob("*.yaml"))) or "no .yaml files"
         there = f"{path.parent} holds {known}" if path.parent.is_dir() else f"there is no folder {path.parent}"
         raise ConfigError(f"{path}: no such file; {there}")
+    if path.is_dir():
+        inside = ", ".join(sorted(file.name for file in path.glob("*.yaml"))) or "no .yaml files"
+        raise ConfigError(f"{path}: is a folder; name a file in it, which holds {inside}")
     if path.is_fifo():
         raise ConfigError(f"{path}: is a pipe, which can be read once and no more: write it to a file")
     with yaml_problems(str(path)):

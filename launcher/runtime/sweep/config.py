@@ -146,6 +146,11 @@ def load_sweep(path: Path) -> SweepConfig:
     values = plain_values(read_yaml(path), str(path))
     if not isinstance(values, dict):
         raise ConfigError(f"{path}: expected keys and values")
+    if "model" in values and "grids" not in values:
+        raise ConfigError(
+            f"{path}: is the configuration of one run: train it with launcher/pretrain.py --config {path}, or give it "
+            "as `base` of a sweep (configs/sweeps/grid.yaml shows one)"
+        )
     return parse_sweep({"root": root_of(values, path), **values}, source=str(path))
 
 

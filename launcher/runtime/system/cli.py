@@ -27,8 +27,26 @@ AVERAGE = "weights instead of the last: ema, last:K (checkpoints) or steps:A,B,.
 """Help of `--average`, which `models.averages` reads."""
 
 
+class HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Keep the lines of a description, and add the default of each option whose help does not state it."""
+
+    def _get_help_string(self, action: argparse.Action) -> str:
+        told, has_value = action.help or "", action.option_strings and action.nargs != 0
+        if not has_value or action.default in (None, "") or "default" in told:
+            return told
+        return f"{told} (default: %(default)s)"
+
+
 class Parser(argparse.ArgumentParser):
-    """Parse a command line, or complete it; if an override is written as an option, explain how to write it."""
+    """Parse a command line, or complete it; if an override is written as an option, explain how to write it.
+
+    Args:
+        description: printed by `--help` as it is.
+        options: others of `argparse.ArgumentParser`.
+    """
+
+    def __init__(self, description: str | None = None, **options: Any) -> None:
+        super().__init__(description=description, formatter_class=HelpFormatter, **options)
 
     def parse_args(self, *given: Any, **named: Any) -> argparse.Namespace:  # type: ignore[override]
         """Read the command line, unless a shell asks what completes it."""

@@ -5,9 +5,11 @@ from pathlib import Path
 import pytest
 import yaml
 
+from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.plan import last_step
 from plumbline.launcher.runtime.optim.schedule import check_phases
+from plumbline.launcher.runtime.sweep.config import load_sweep
 from tests.launcher.runtime.config.conftest import SMALL, problems
 
 
@@ -152,3 +154,17 @@ def test_nesting_without_end_is_refused_and_ends_no_process(file: Path, tmp_path
     assert line.endswith("deep.yaml: cannot be read as YAML: it is nested too deeply")
     (line,) = problems(file, f"run.name={'[' * 30_000}")
     assert line.endswith("cannot be read as YAML: it is nested too deeply")
+
+
+def test_a_folder_and_a_sweep_are_no_configuration_of_a_run(file: Path) -> None:
+    (told,) = problems(file.parent)
+    assert told == f"{file.parent}: is a folder; name a file in it, which holds {file.name}"
+    file.write_text(yaml.safe_dump({"name": "x", "base": "y.yaml", "grids": []}))
+    (told,) = problems(file)
+    assert told == f"{file}: is a sweep, which trains many runs: launcher/sweep.py --config {file}"
+
+
+def test_a_configuration_of_a_run_is_no_sweep(file: Path) -> None:
+    with pytest.raises(ConfigError) as refused:
+        load_sweep(file)
+    assert f"is the configuration of one run: train it with launcher/pretrain.py --config {file}" in str(refused.value)
