@@ -34,7 +34,7 @@ from pathlib import Path
 from plumbline.launcher.runtime.system import cli
 from plumbline.launcher.runtime.system.before_torch import announce, slurm_ranks
 from plumbline.launcher.runtime.system.exit_codes import COMPLETE, CRASHED, REQUEUE, UNUSABLE
-from plumbline.launcher.runtime.system.log import LOG, TRAINING, stamp_lines
+from plumbline.launcher.runtime.system.log import LOG, TRAINING, own_rank, stamp_lines
 from plumbline.launcher.runtime.system.node_folder import use_node_folder
 from plumbline.launcher.runtime.system.signals import StopRequest
 from plumbline.launcher.runtime.system.threads import sleep_while_waiting
@@ -79,7 +79,7 @@ def log_once(error: Exception, code: int, of_all: bool = False) -> int:
         of_all: whether all ranks are known to have this error.
     """
     STOP.defer()  # or a launcher that ends this rank would change its exit code
-    if os.environ.get("RANK", "0") != "0":
+    if own_rank() != "0":
         # Most errors occur on every rank. Rank 0 logs them, and its exit makes most launchers end the other ranks, so
         # only a rank that fails alone lives long enough to log.
         time.sleep(5)
@@ -204,7 +204,7 @@ def refuse(error: Exception, arguments: argparse.Namespace) -> int:
         code = UNUSABLE if found == CRASHED else found  # a ValueError is no bug before training
         if not (arguments.dry_run or arguments.print_config):
             accuse_nodes(error, folder)
-            if os.environ.get("RANK", "0") == "0":
+            if own_rank() == "0":
                 ranks = int(os.environ.get("WORLD_SIZE", "1"))
                 note_refusal(folder, ranks, newest_checkpoint, code, user_facing(error))
     return report(error, code)

@@ -38,7 +38,7 @@ class Terminal(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print a record, unless only rank 0 should print it."""
-        if _rank() != "0" and record.levelno < logging.ERROR:
+        if own_rank() != "0" and record.levelno < logging.ERROR:
             return
         if getattr(record, "in_bar", False):  # the terminal shows it already
             return
@@ -61,7 +61,7 @@ class Terminal(logging.Handler):
         text = super().format(record)
         if record.levelno < logging.WARNING:
             return text
-        where = "" if _rank() == "0" else f" on rank {_rank()}"
+        where = "" if own_rank() == "0" else f" on rank {own_rank()}"
         return f"{record.levelname.lower()}{where}: {text}"
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - the name is the base class's
@@ -81,7 +81,7 @@ def _above_bars(stream: TextIO) -> AbstractContextManager[None]:
     return nullcontext() if bars is None else bars.external_write_mode(file=stream)
 
 
-def _rank() -> str:
+def own_rank() -> str:
     """Return the rank of this process as set by its launcher or `read_world`, or 0 if neither has."""
     return os.environ.get("RANK", "0")
 

@@ -1,6 +1,5 @@
 """Determine the exit code of a run that ends with an error, and the nodes to blame."""
 
-import os
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from plumbline.launcher.runtime.run.lock import RunLockedError
 from plumbline.launcher.runtime.system.attempts import AWAY, BROKEN_GPU, LACKING, UNFIT, WRONG, accuse
 from plumbline.launcher.runtime.system.exit_codes import BROKEN, CORRUPT, CRASHED, UNREACHED, UNSAVED, UNUSABLE
 from plumbline.launcher.runtime.system.faults import is_of_device, is_out_of_memory, out_of_memory
+from plumbline.launcher.runtime.system.log import own_rank
 from plumbline.launcher.runtime.system.nodes import node_name, own_job
 from plumbline.launcher.runtime.system.process_group import UnmetError
 from plumbline.launcher.runtime.system.world import MissingGPUError
@@ -83,7 +83,7 @@ def accuse_nodes(error: Exception, folder: Path) -> None:
     """Record, within a Slurm job, the nodes that an error shows to be faulty, for the next attempt to exclude."""
     if own_job() is None:
         return
-    by_main = os.environ.get("RANK", "0") == "0"
+    by_main = own_rank() == "0"
     with suppress(OSError):  # then the next attempt finds the fault itself
         match error:
             case UnfitError() if by_main:  # all ranks raise it
