@@ -75,8 +75,8 @@ class LocalCheckpoints:
         name = f"{config.run.name}-{xxhash.xxh3_64_hexdigest(json.dumps(self._whose).encode())}"
         self._home = Path(config.checkpoint.local.path) / name
         self.folder = self._home / f"rank_{world.rank:05d}"
-        """Folder of this rank's checkpoints."""
-        hosts = gather_objects(socket.gethostname(), world)
+        """Where the checkpoints of this rank are."""
+        hosts = gather_objects(socket.gethostname(), world)  # whose disk they share, whatever Slurm calls the node
         self._names = [f"rank {rank} on {host}" for rank, host in enumerate(hosts)]
         self._beside = [rank for rank, host in enumerate(hosts) if host == hosts[world.rank]]
         """Ranks on this node."""

@@ -6,7 +6,6 @@ product takes on its device without communication, at any ZeRO stage. Neither sh
 pairs of ranks.
 """
 
-import socket
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -18,6 +17,7 @@ import torch
 
 from plumbline.launcher.runtime.system.collectives import gather_objects
 from plumbline.launcher.runtime.system.log import LOG
+from plumbline.launcher.runtime.system.nodes import node_name
 from plumbline.launcher.runtime.system.world import World
 
 T = TypeVar("T")
@@ -38,7 +38,7 @@ WINDOWS = 2
 class Own:
     """Hold the time that a rank spent on local work in a window."""
 
-    host: str
+    node: str
     product: float
     """Seconds per matrix product."""
     data: float
@@ -78,7 +78,7 @@ class Stragglers:
         took = time.perf_counter() - self._begun
         if self._share * min(gather_objects(took, self._world)) < self._at_least:
             return {}
-        mine = Own(socket.gethostname(), self._time_product(min(self._share * took, AT_MOST)), self._waited / took)
+        mine = Own(node_name(), self._time_product(min(self._share * took, AT_MOST)), self._waited / took)
         ranks: list[Own] = gather_objects(mine, self._world)
         self._begun, self._waited = time.perf_counter(), 0.0
         found = {(rank, why): how for rank, why, how in slow_ranks(ranks)}
@@ -87,7 +87,7 @@ class Stragglers:
         for rank, why in named:
             if self._slow[rank, why] == WINDOWS:
                 LOG.warning(
-                    f"step {step}: rank {rank} on {ranks[rank].host} holds the others up: {found[rank, why]}, twice "
+                    f"step {step}: rank {rank} on {ranks[rank].node} holds the others up: {found[rank, why]}, twice "
                     "in a row; see that nothing else runs there, or leave the node out"
                 )
         record = {"rank_skew": max(ratios([own.product for own in ranks]))}
