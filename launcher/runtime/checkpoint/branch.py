@@ -18,7 +18,7 @@ from plumbline.launcher.runtime.checkpoint.store import (
 )
 from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.identity import differences
-from plumbline.launcher.runtime.config.load import load_config
+from plumbline.launcher.runtime.config.load import config_in, load_config
 from plumbline.launcher.runtime.config.plan import last_step, plan_run
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.optim.schedule import BranchConfig
@@ -63,7 +63,7 @@ def check(config: Config, corpora: dict[str, str]) -> None:
         return
     folder, step = Path(branch.checkpoint), branch.first_step
     _refuse(folder, problems(folder))
-    parent = load_config(folder / "config.yaml", [])
+    parent = config_in(folder)
     # A branch differs from its parent in schedule.branch, and perhaps in precision; `check_resume` compares the rest
     like = _with_branch(parent, branch).model_copy(update={"precision": config.precision})
     check_resume(like, config, corpora, folder, remedy="a branch continues its parent, so undo")
@@ -111,7 +111,7 @@ def start(config: Config, world: World, heartbeat: Callable[[], object] = lambda
 def _started(config: Config, asked: BranchConfig) -> BranchConfig:
     """Return the branch in the run folder, if it is the requested one."""
     folder = config.run.folder
-    found = load_config(folder / "config.yaml", []).schedule.branch
+    found = config_in(folder).schedule.branch
     if found is None:
         raise ConfigError(f"run.name = {config.run.name}: {folder} is not a branch; give this one another run.name")
     from_run = Path(asked.checkpoint) / "checkpoints" == Path(found.checkpoint).parent

@@ -35,7 +35,6 @@ from plumbline.launcher.runtime.checkpoint.publishing import (
 )
 from plumbline.launcher.runtime.checkpoint.snapshot import Snapshot
 from plumbline.launcher.runtime.checkpoint.store import (
-    CONFIG,
     CheckpointError,
     FileFacts,
     checkpoints,
@@ -44,7 +43,7 @@ from plumbline.launcher.runtime.checkpoint.store import (
 )
 from plumbline.launcher.runtime.checkpoint.tensors import shard_name
 from plumbline.launcher.runtime.config.identity import TRAINED, differences
-from plumbline.launcher.runtime.config.load import load_config
+from plumbline.launcher.runtime.config.load import config_in
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.config.sections import CheckpointConfig
 from plumbline.launcher.runtime.system.collectives import from_main, gather_objects
@@ -169,7 +168,7 @@ class LocalCheckpoints:
             elif before != self._world.size:
                 found = [f"written by {before} rank(s), read by {self._world.size}"]
             else:
-                found = differences(load_config(folder / CONFIG, []), self._config, TRAINED)
+                found = differences(config_in(folder), self._config, TRAINED)
             if "save" not in manifest:
                 found = [*found, "it is no local checkpoint"]
             return ", ".join(found) or None, manifest.get("save")

@@ -22,7 +22,7 @@ from plumbline.launcher.runtime.checkpoint.store import (
     step_of,
 )
 from plumbline.launcher.runtime.config.identity import RESUMED, differences
-from plumbline.launcher.runtime.config.load import load_config
+from plumbline.launcher.runtime.config.load import config_in
 from plumbline.launcher.runtime.config.plan import last_step, plan_run
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.base import Engine
@@ -193,7 +193,7 @@ def other_layout(folder: Path, config: Config, world: World) -> str | None:
     now = f"{world.size} rank(s) at ZeRO stage {config.deepspeed.zero_stage}"
     if before == now:
         return None
-    old = load_config(folder / "config.yaml", [])
+    old = config_in(folder)
     on_any = None not in (old.run.reproducible, config.run.reproducible) and (
         (old.deepspeed.zero_stage == 0) == (config.deepspeed.zero_stage == 0)
         and old.data.micro_batch_size == config.data.micro_batch_size
@@ -205,7 +205,7 @@ def other_layout(folder: Path, config: Config, world: World) -> str | None:
 
 def tell_changes(folder: Path, config: Config) -> None:
     """Log each key whose value changes from this checkpoint on, and warn of surprising effects."""
-    old = load_config(folder / "config.yaml", [])
+    old = config_in(folder)
     for line in differences(old, config):
         TRAINING.info(f"changed  {line}")
     if old.data.micro_batch_size != config.data.micro_batch_size and config.train.eval_batches is not None:
@@ -237,7 +237,7 @@ def _raised_rate(old: Config, new: Config, step: int) -> str | None:
 
 def check_saved(folder: Path, config: Config, corpora: dict[str, str]) -> None:
     """Refuse to resume a checkpoint with a configuration or text that it does not allow; see `check_resume`."""
-    check_resume(load_config(folder / "config.yaml", []), config, corpora, folder)
+    check_resume(config_in(folder), config, corpora, folder)
 
 
 def check_resume(

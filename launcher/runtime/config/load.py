@@ -43,6 +43,15 @@ def load_config(path: Path, overrides: list[str], choose_stage: ChooseStage | No
     return candidates[choose_stage(candidates)]
 
 
+def config_in(folder: Path) -> Config:
+    """Return the resolved configuration in a run folder or a checkpoint.
+
+    Raises:
+        ConfigError: unreadable file, or a version of the program that knows other keys wrote it.
+    """
+    return load_config(folder / "config.yaml", [])
+
+
 def leaves_stage_open(path: Path, overrides: list[str]) -> bool:
     """Return whether a YAML file and overrides leave deepspeed.zero_stage to the devices that the run starts on.
 

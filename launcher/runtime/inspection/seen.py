@@ -22,7 +22,7 @@ from plumbline.data.tokenizers import Decoder
 from plumbline.data.windows import Batch
 from plumbline.launcher.runtime.checkpoint import store as checkpoint
 from plumbline.launcher.runtime.checkpoint.resume import skipped_data
-from plumbline.launcher.runtime.config.load import load_config
+from plumbline.launcher.runtime.config.load import config_in
 from plumbline.launcher.runtime.config.plan import RunPlan, plan_run
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.inspection.samples import Place, Sample, decoders, of_batch
@@ -87,7 +87,7 @@ class SeenRun:
             ValueError: the folder is not a run, or its corpora no longer exist or are not those that it trained on.
         """
         self.folder = folder
-        self.config: Config = load_config(folder / "config.yaml", [])
+        self.config: Config = config_in(folder)
         self.plan: RunPlan = plan_run(self.config)
         # Micro-batches of one sample fit every batch size of a warm-up on any number of ranks
         data = self.config.data.model_copy(update={"micro_batch_size": 1})

@@ -21,7 +21,7 @@ from plumbline.launcher.runtime.checkpoint import tensors
 from plumbline.launcher.runtime.checkpoint.saved_tensors import FOLDER
 from plumbline.launcher.runtime.checkpoint.store import CheckpointError
 from plumbline.launcher.runtime.config.identity import differences
-from plumbline.launcher.runtime.config.load import load_config
+from plumbline.launcher.runtime.config.load import config_in
 from plumbline.launcher.runtime.config.schema import Config
 
 Check = Callable[[Path], list[str]]  # what is wrong with a checkpoint
@@ -76,7 +76,7 @@ def open_weights(path: Path, average: str | None) -> OpenedWeights:
 def _configuration(folder: Path) -> Config:
     """Return the configuration in a checkpoint, in which all values from corpora or other models are resolved."""
     with reading(folder):
-        return load_config(folder / "config.yaml", [])
+        return config_in(folder)
 
 
 def _window(path: Path, average: str | None, check: Check) -> list[Path]:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from plumbline.data.damage import reading
 from plumbline.launcher.runtime.checkpoint import store as checkpoint
-from plumbline.launcher.runtime.config.load import load_config
+from plumbline.launcher.runtime.config.load import config_in
 from plumbline.launcher.runtime.models.averages import checkpoint_at
 from plumbline.launcher.runtime.models.open import is_ours, native_classes, quiet_transformers, tokenizer_beside
 from plumbline.launcher.runtime.system.files import read_object
@@ -45,7 +45,7 @@ def model_facts(path: Path) -> ModelFacts:
     """
     if is_ours(path):
         folder = checkpoint_at(path, lambda place: checkpoint.problems(place, only=checkpoint.CONFIG.__eq__))
-        model = load_config(folder / checkpoint.CONFIG, []).model
+        model = config_in(folder).model
         return ModelFacts(path, model.max_position_embeddings, model.vocab_size, tokenizer_beside(folder))
     from transformers import AutoConfig
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from plumbline.data.skipped import SkippedData
 from plumbline.launcher.runtime.checkpoint.resume import skipped_data
 from plumbline.launcher.runtime.checkpoint.store import MANIFEST, checkpoints, problems, step_of
-from plumbline.launcher.runtime.config.load import load_config
+from plumbline.launcher.runtime.config.load import config_in
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.run.chain import CHAIN, Read, Step, manifest_hash, read_chain
 from plumbline.launcher.runtime.run.interventions import INTERVENTIONS, Intervention, read_interventions
@@ -73,7 +73,7 @@ class RunRecord:
     @property
     def config(self) -> Config:
         """Return the configuration of the last start."""
-        return load_config(self.folder / "config.yaml", [])
+        return config_in(self.folder)
 
     def config_of(self, step: int) -> Config | None:
         """Return the configuration that made a step, or None if it was not kept.
@@ -89,7 +89,7 @@ class RunRecord:
         for folder in self.whole:
             its = self.start_of(step_of(folder))
             if its is not None and its.training == start.training:
-                return load_config(folder / "config.yaml", [])
+                return config_in(folder)
         return None
 
     def trained_alike(self, first: int, last: int) -> int:

@@ -8,7 +8,7 @@ import torch
 from plumbline.data.loader import ValidationBatches
 from plumbline.data.tasks.source import TaskSource, TaskStream
 from plumbline.launcher.runtime.checkpoint.store import checkpoints
-from plumbline.launcher.runtime.config.load import load_config
+from plumbline.launcher.runtime.config.load import config_in
 from plumbline.launcher.runtime.models.open import LoadedModel, load_model
 from plumbline.launcher.runtime.report import pictures
 from plumbline.launcher.runtime.report.history import History
@@ -29,7 +29,7 @@ def solved_and_failed(history: History) -> Group | None:
     if not (history.complete and checkpoints(history.folder / "checkpoints")):
         return None
     try:
-        data = load_config(history.folder / "config.yaml", []).data
+        data = config_in(history.folder).data
         sources = data.held_out_tasks.values()
         task = next((source.task for source in sources if source.task and source.task.name in pictures.DRAW), None)
         if task is None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from plumbline.data.config import SourceConfig
 from plumbline.launcher.runtime.config.budget import totals
-from plumbline.launcher.runtime.config.load import load_config
+from plumbline.launcher.runtime.config.load import config_in
 from plumbline.launcher.runtime.config.plan import RunPlan, describe_settings, plan_run
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.report.history import History
@@ -66,7 +66,7 @@ def read_facts(folder: Path) -> Facts:
     config = plan = None
     if (folder / "config.yaml").is_file():
         try:
-            config = load_config(folder / "config.yaml", [])
+            config = config_in(folder)
             plan = plan_run(config)
         except (ValueError, OSError) as error:
             config = None

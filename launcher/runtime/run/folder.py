@@ -13,7 +13,7 @@ from typing import Any
 from plumbline.data.tokenizers import copy_tokenizer
 from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.identity import TRAINED, differences
-from plumbline.launcher.runtime.config.load import load_config, save_config
+from plumbline.launcher.runtime.config.load import config_in, save_config
 from plumbline.launcher.runtime.config.plan import last_step
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.run.inputs import Inputs
@@ -62,7 +62,7 @@ def finished_step(config: Config) -> int | None:
     if result is None:
         return None
     folder = config.run.folder
-    if lines := differences(load_config(folder / "config.yaml", []), config, TRAINED):
+    if lines := differences(config_in(folder), config, TRAINED):
         raise ConfigError(
             f"{folder} is complete, and was trained with other values; give this run another run.name, or undo:\n  "
             + "\n  ".join(lines)

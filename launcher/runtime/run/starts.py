@@ -9,7 +9,7 @@ from typing import Any
 
 from plumbline.data.damage import DamagedFileError
 from plumbline.launcher.runtime.config.identity import changes, makes_other_steps
-from plumbline.launcher.runtime.config.load import load_config
+from plumbline.launcher.runtime.config.load import config_in
 from plumbline.launcher.runtime.config.resolve import resolve
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.system.files import read_json_lines, read_key, remove_leftovers, write_json_lines
@@ -108,7 +108,7 @@ def _changes(config: Config, facts: Mapping[str, Any]) -> dict[str, Any] | None:
         return None
     try:
         before = json.loads((folder / "environment.json").read_text(encoding="utf-8"))
-        changed: dict[str, Any] = changes(load_config(folder / "config.yaml", []), config)
+        changed: dict[str, Any] = changes(config_in(folder), config)
     except (OSError, ValueError) as error:
         LOG.warning(f"what changed since the start before is not known: {error}")
         return None

@@ -24,7 +24,7 @@ import torch
 from tqdm import tqdm
 
 from plumbline.launcher.runtime.checkpoint.store import checkpoints, newest_whole, problems
-from plumbline.launcher.runtime.config.load import load_config
+from plumbline.launcher.runtime.config.load import config_in
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.run.inputs import Inputs, open_inputs
 from plumbline.launcher.runtime.run.lock import LEASE_SECONDS, RunLockedError, hold
@@ -138,7 +138,7 @@ def _as_begun(config: Config) -> Config:
     newest = newest_whole(checkpoints(config.run.folder / "checkpoints"), problems, warn=False)  # the loop warns
     if newest is None:
         return config
-    begun = load_config(newest / "config.yaml", [])
+    begun = config_in(newest)
     return config.model_copy(update={"parameterization": begun.parameterization})
 
 
