@@ -4,7 +4,6 @@ Existing rows are not measured again, so repeating a command resumes it. If weig
 under the same name, the new row replaces the earlier one, which moves to superseded.jsonl.
 """
 
-import hashlib
 import json
 import math
 import time
@@ -23,7 +22,7 @@ from plumbline.launcher.runtime.models.open import LoadedModel
 from plumbline.launcher.runtime.quantize.damage import compare, damage
 from plumbline.launcher.runtime.quantize.facts import checkpoint_facts
 from plumbline.launcher.runtime.quantize.row import PostBits, Rounding, Row, TextSettings
-from plumbline.launcher.runtime.system.files import finite, naming, read_json_lines, write_json_lines
+from plumbline.launcher.runtime.system.files import finite, key_of, naming, read_json_lines, write_json_lines
 from plumbline.launcher.runtime.system.log import LOG
 from plumbline.launcher.runtime.system.progress import watched
 from plumbline.model.quantization.post_training.apply import check_recipe, quantize_model
@@ -131,7 +130,7 @@ def row_key(model: LoadedModel, recipe: Recipe, text: Text) -> str:
         "recipe": recipe.model_dump(),
         "text": asdict(text.settings),
     }
-    return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:16]
+    return key_of(what)
 
 
 def weight_files(folder: Path) -> list[Path]:

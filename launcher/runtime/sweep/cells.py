@@ -6,7 +6,6 @@ decides for every tensor), not by its name, so at the base size, where all rules
 run.
 """
 
-import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -26,6 +25,7 @@ from plumbline.launcher.runtime.optim.schedule import PHASES
 from plumbline.launcher.runtime.run.inputs import open_inputs
 from plumbline.launcher.runtime.sweep.config import OURS, GridConfig, SweepConfig, Values, axis_keys
 from plumbline.launcher.runtime.sweep.result import Label
+from plumbline.launcher.runtime.system.files import key_of
 from plumbline.launcher.runtime.system.world import World
 from plumbline.model.flops import training_flops_per_token
 from plumbline.model.parameterization.multipliers import multipliers
@@ -185,4 +185,4 @@ def _signature(config: Config, seed: int, effect: dict[str, Any], corpora: dict[
     if repeats := config.run.model_dump(include=REPEATS, exclude_defaults=True):
         determined["run"] = repeats
     facts = {**determined, "seed": seed, "effect": effect, "corpora": corpora}
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+    return key_of(facts)

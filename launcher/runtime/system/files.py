@@ -4,6 +4,7 @@
 """
 
 import fcntl
+import hashlib
 import json
 import math
 import os
@@ -22,6 +23,11 @@ from plumbline.launcher.runtime.system.log import LOG
 T = TypeVar("T")
 BLOCK = 2**20
 """Bytes of a file that are copied at once."""
+
+
+def key_of(facts: Any) -> str:
+    """Return 16 hexadecimal digits that identify JSON values, in whatever order their keys are."""
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def read_object(path: Path) -> dict[str, Any]:
