@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from plumbline.data.loader import TrainBatches
-from plumbline.launcher.runtime.checkpoint.commit import commit
+from plumbline.launcher.runtime.checkpoint.commit import Pace, commit
 from plumbline.launcher.runtime.checkpoint.snapshot import take_snapshot
 from plumbline.launcher.runtime.checkpoint.store import TrainState
 from plumbline.launcher.runtime.config.plan import plan_run
@@ -46,7 +46,7 @@ def set_environment(variables: Mapping[str, str]) -> None:
 
 def save(engine: Engine, config: Config, state: TrainState, root: Path, world: World) -> Path:
     """Write a checkpoint in the foreground and return its folder."""
-    return commit(take_snapshot(engine, config, state, world), root, config.checkpoint, world)
+    return commit(take_snapshot(engine, config, state, world), root, config.checkpoint, world, None, Pace())
 
 
 def whole_weights(engine: Engine) -> dict[str, Tensor]:

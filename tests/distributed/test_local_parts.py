@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from plumbline.launcher.runtime.checkpoint import local, publishing, resume, store
+from plumbline.launcher.runtime.checkpoint.commit import Pace
 from plumbline.launcher.runtime.checkpoint.local import MARKER, LocalCheckpoints
 from plumbline.launcher.runtime.checkpoint.snapshot import take_snapshot
 from plumbline.launcher.runtime.config.load import load_config
@@ -62,7 +63,7 @@ def keep(
 ) -> Callable[[LocalCheckpoints, int], Path]:
     def write(nearby: LocalCheckpoints, step: int) -> Path:
         snapshot = take_snapshot(engine, here, state_after(step, inputs), world, by_itself=True)
-        return nearby.save(snapshot)
+        return nearby.save(snapshot, None, Pace())
 
     return write
 

@@ -9,12 +9,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from plumbline.launcher.runtime.checkpoint import resume, store
-from plumbline.launcher.runtime.checkpoint.commit import commit
 from plumbline.launcher.runtime.checkpoint.saved_tensors import SavedTensors
-from plumbline.launcher.runtime.checkpoint.snapshot import take_snapshot
 from plumbline.launcher.runtime.checkpoint.store import UnreadError
 from plumbline.launcher.runtime.config.load import load_config, save_config
-from tests.distributed.conftest import state_after
+from tests.distributed.conftest import save, state_after
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,7 +35,7 @@ def root(
     """Return the folder of two checkpoints."""
     folder = tmp_path_factory.mktemp("reading") / "checkpoints"
     for step in (1, 2):
-        commit(take_snapshot(engine, config, state_after(step, inputs), world), folder, config.checkpoint, world)
+        save(engine, config, state_after(step, inputs), folder, world)
     return folder
 
 

@@ -11,6 +11,7 @@ import xxhash
 
 from plumbline.data import disk
 from plumbline.launcher.runtime.checkpoint import publishing, resume, store
+from plumbline.launcher.runtime.checkpoint.commit import Pace
 from plumbline.launcher.runtime.checkpoint.commit import commit as commit_together
 from plumbline.launcher.runtime.checkpoint.snapshot import take_snapshot
 from plumbline.launcher.runtime.checkpoint.store import BrokenWeightsError
@@ -46,7 +47,7 @@ def test_training_goes_on_while_a_snapshot_waits(
     at_once = save(engine, config, state_after(1, inputs), tmp_path / "at_once", world)
     snapshot = take_snapshot(engine, config, state_after(1, inputs), world)
     losses = [step(engine, inputs, number) for number in (1, 2)]
-    late = commit_together(snapshot, tmp_path / "late", config.checkpoint, world)
+    late = commit_together(snapshot, tmp_path / "late", config.checkpoint, world, None, Pace())
 
     assert store.read_manifest(late) == store.read_manifest(at_once)
     assert store.problems(late, contents=True) == []

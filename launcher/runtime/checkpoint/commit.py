@@ -37,8 +37,8 @@ def commit(
     root: Path,
     keep: CheckpointConfig,
     world: World,
-    group: dist.ProcessGroup | None = None,
-    pace: Pace | None = None,
+    group: dist.ProcessGroup | None,
+    pace: Pace,
 ) -> Path:
     """Write and publish a snapshot, and return its folder. Collective: the ranks agree on whether all have written.
 
@@ -47,13 +47,13 @@ def commit(
         root: the folder of the run's checkpoints.
         keep: which of them to keep.
         world: this process among all.
-        group: process group for the ranks to agree over; required if a thread other than that of training calls.
+        group: process group for the ranks to agree over: a separate one outside the training thread, else None.
         pace: updated with the progress of the save.
 
     Raises:
         CheckpointError: a rank could not write (no space left, no permission); earlier checkpoints are unchanged.
     """
-    step, pace = snapshot.facts["step"], pace or Pace()
+    step = snapshot.facts["step"]
     staging: Path = gather_objects(staging_folder(root, step), world, group)[0]
 
     def publish_all() -> None:

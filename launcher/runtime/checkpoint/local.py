@@ -80,18 +80,18 @@ class LocalCheckpoints:
         self._beside = [rank for rank, host in enumerate(hosts) if host == hosts[world.rank]]
         """Ranks on this node."""
 
-    def save(self, snapshot: Snapshot, group: dist.ProcessGroup | None = None, pace: Pace | None = None) -> Path:
+    def save(self, snapshot: Snapshot, group: dist.ProcessGroup | None, pace: Pace) -> Path:
         """Write what this rank needs to resume, delete the previous checkpoint, and return the new folder. Collective.
 
         Args:
             snapshot: snapshot from which this rank can resume without the files of others.
-            group: process group for the ranks to agree over; required if a thread other than that of training calls.
+            group: process group for the ranks to agree over: a separate one outside the training thread, else None.
             pace: updated with the progress of the save.
 
         Raises:
             CheckpointError: a rank could not write; the previous checkpoint of each rank is unchanged.
         """
-        step, pace = snapshot.facts["step"], pace or Pace()
+        step = snapshot.facts["step"]
         staging = staging_folder(self.folder, step)
         save: str = gather_objects(uuid.uuid4().hex, self._world, group)[0]
 
