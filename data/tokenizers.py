@@ -18,7 +18,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from plumbline.data.damage import reading
-from plumbline.data.indexed import Integers, token_dtype
+from plumbline.data.indexed import Int64s, Integers, token_dtype
 
 TOKENIZER, CONFIG = "tokenizer.json", "tokenizer_config.json"
 FILES = (  # files of any tokenizer that transformers saves
@@ -175,6 +175,38 @@ class Decoder:
     def pieces(self, pieces: Sequence[Sequence[int]]) -> list[str]:
         """Return the text of each piece, computed on all cores."""
         return self._tokenizer.decode_batch(pieces, skip_special_tokens=False)
+
+
+class TextBytes:
+    """Count the UTF-8 bytes of the text that tokens stand for; special tokens stand for none."""
+
+    def __init__(self, folder: Path) -> None:
+        """Load the tokenizer in a folder."""
+        self._tokenizer = load_tokenizer(folder)
+        self._of_id = _bytes_of_ids(json.loads(self._tokenizer.to_str()))
+
+    def count(self, tokens: Integers, lengths: Int64s) -> int:
+        """Return the bytes of n documents.
+
+        Args:
+            tokens: [sum of lengths]: the documents, concatenated.
+            lengths: [n]: tokens of each.
+        """
+        if self._of_id is not None:
+            return int(self._of_id[tokens].sum())
+        pieces = [piece.tolist() for piece in np.split(tokens, np.cumsum(lengths)[:-1])]
+        return sum(len(text.encode()) for text in self._tokenizer.decode_batch(pieces, skip_special_tokens=True))
+
+
+def _bytes_of_ids(facts: dict[str, Any]) -> Int64s | None:
+    """Return the bytes of every id [vocab_size], or None if those of an id depend on its neighbours."""
+    if (facts["decoder"] or {}).get("type") != "ByteLevel":
+        return None
+    size = {id_: len(piece) for piece, id_ in facts["model"]["vocab"].items()}  # a character stands for a byte
+    size |= {each["id"]: 0 if each["special"] else len(each["content"].encode()) for each in facts["added_tokens"]}
+    table = np.zeros(max(size) + 1, np.int64)
+    table[list(size)] = list(size.values())
+    return table
 
 
 def byte_vocabulary() -> dict[str, int]:

@@ -10,6 +10,7 @@ Examples:
   python launcher/prepare.py --source pages.jsonl --tokenizer hf:gpt2 --output s3://bucket/corpora/pages
   python launcher/prepare.py --source exam.txt --tokenizer runs/web/tokenizer --output corpora/exam \
       --validation-fraction 1
+  python launcher/prepare.py --tokens train.bin --validation-tokens val.bin --tokenizer hf:gpt2 --output corpora/owt
   python launcher/prepare.py --append june.jsonl.zst --output corpora/web
   python launcher/prepare.py --merge corpora/web corpora/code --output corpora/both
   python launcher/prepare.py --verify corpora/web
@@ -29,6 +30,7 @@ READING = ("text_key", "text_template", "document_separator")
 GROWING = ("output", *READING, "on_bad_record", "deduplicate", "shard_size")
 USED_BY = {
     "source": (*GROWING, "tokenizer", "validation_fraction", "seed", "staging", "overwrite"),
+    "tokens": ("output", "tokenizer", "validation_tokens", "overwrite"),
     "append": GROWING,
     "merge": ("output", "overwrite"),
     "verify": (),
@@ -46,12 +48,22 @@ def parse_arguments() -> argparse.Namespace:
         help="a file, folder or glob (.jsonl[.gz|.zst], .json.gz, .json.zst, .parquet and .arrow: a document per row; "
         "any other file is one document), hf:NAME[:CONFIG[:SPLIT]], or stdlib (Python's own source code)",
     )
+    task.add_argument(
+        "--tokens",
+        nargs="+",
+        metavar="FILE",
+        help="files and globs of token ids that other tools made: nanoGPT's train.bin, shards of llm.c, or .npy",
+    )
     task.add_argument("--append", nargs="+", metavar="SOURCE", help="add the documents of these to the corpus --output")
     task.add_argument("--merge", nargs="+", metavar="CORPUS", help="make one corpus of several, which are kept")
     task.add_argument("--verify", metavar="CORPUS", help="check every byte of a folder or URL; exit code 1 if damaged")
     parser.add_argument(
         "--tokenizer",
-        help="with --source: byte, train-bpe:N, train-unigram:N, hf:NAME, or a folder with a transformers tokenizer",
+        help="with --source: byte, train-bpe:N, train-unigram:N, hf:NAME, or a folder with a transformers tokenizer; "
+        "with --tokens: the one that made the ids",
+    )
+    parser.add_argument(
+        "--validation-tokens", nargs="+", metavar="FILE", help="with --tokens: files of ids that are held out"
     )
     parser.add_argument(
         "--output", help="the corpus folder to make, usually corpora/NAME; with --source a URL as well (s3://...)"
@@ -59,8 +71,11 @@ def parse_arguments() -> argparse.Namespace:
     _add_reading(parser)
     _add_writing(parser)
     arguments = parser.parse_args()
-    if arguments.source and not arguments.tokenizer:
-        parser.error("--source needs --tokenizer")
+    for name in ("source", "tokens"):
+        if getattr(arguments, name) and not arguments.tokenizer:
+            parser.error(f"--{name} needs --tokenizer")
+    if arguments.tokens and not arguments.validation_tokens:
+        parser.error("--tokens needs --validation-tokens, files of held-out ids of the same tokenizer")
     if not arguments.verify and not arguments.output:
         parser.error("--output is missing")
     task_name = next(name for name in USED_BY if getattr(arguments, name) is not None)
@@ -143,7 +158,7 @@ if __name__ == "__main__":
 
 
 from plumbline.data.inputs.reading import Reading, unescaped
-from plumbline.data.preparation.making import enlarge, join, make
+from plumbline.data.preparation.making import adopt, enlarge, join, make
 from plumbline.data.preparation.request import Request
 from plumbline.data.preparation.verifying import verify
 from plumbline.data.prepare import Result
@@ -166,6 +181,8 @@ def _prepared(arguments: argparse.Namespace) -> Result:
     output, shard_bytes, deduplicate = arguments.output, arguments.shard_size, arguments.deduplicate
     if arguments.merge:
         return join(arguments.merge, output, arguments.overwrite)
+    if arguments.tokens:
+        return adopt(arguments.tokens, arguments.validation_tokens, arguments.tokenizer, output, arguments.overwrite)
     sources = Sources(
         tuple(arguments.source or arguments.append),
         Reading(

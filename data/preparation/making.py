@@ -1,10 +1,11 @@
-"""Carry out the commands of prepare.py: make a corpus locally or at a URL, enlarge one, or merge several."""
+"""Carry out the commands of prepare.py: make a corpus locally or at a URL, enlarge one, merge several, copy ids."""
 
 import logging
 from pathlib import Path
 
 from plumbline.data.paths import is_url
 from plumbline.data.preparation.growing import append, merge
+from plumbline.data.preparation.importing import TokenRequest, import_tokens
 from plumbline.data.preparation.request import Request
 from plumbline.data.preparation.upload import prepare_at
 from plumbline.data.prepare import Result, prepare
@@ -39,6 +40,15 @@ def enlarge(
     return append(_folder(output), sources, workers, shard_bytes, deduplicate, skip_bad, as_before)
 
 
+def adopt(tokens: list[str], validation_tokens: list[str], tokenizer: str, output: str, overwrite: bool) -> Result:
+    """Make a corpus of files of token ids, which another trainer's tools made with this tokenizer.
+
+    Raises:
+        ValueError: the output is at a URL; see `import_tokens`, as for OSError.
+    """
+    return import_tokens(TokenRequest(tokens, validation_tokens, tokenizer, _folder(output), overwrite))
+
+
 def join(corpora: list[str], output: str, overwrite: bool) -> Result:
     """Merge several corpora into one, and warn if their splits do not combine well.
 
@@ -54,6 +64,6 @@ def join(corpora: list[str], output: str, overwrite: bool) -> Result:
 def _folder(path: str, option: str = "--output") -> Path:
     if is_url(path):
         raise ValueError(
-            f"{option} {path}: --append and --merge work on folders; copy it here, or upload what they make"
+            f"{option} {path}: --append, --merge and --tokens work on folders; copy it here, or upload what they make"
         )
     return Path(path)

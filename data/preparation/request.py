@@ -10,7 +10,7 @@ from typing import Any
 from plumbline.data.preparation.duplicates import check_mode
 from plumbline.data.sources import Sources
 from plumbline.data.tokenizer_making import check_tokenizer, trained_size
-from plumbline.data.tokenizers import tokenizer_sha256
+from plumbline.data.tokenizers import TOKENIZER, tokenizer_sha256
 
 LIBRARIES = ("numpy", "tokenizers", "sentencepiece", "transformers", "datasets")
 
@@ -68,18 +68,22 @@ class Request:
 
         Newer options appear only if they are used, so that existing corpora keep their identity.
         """
-        local = Path(self.tokenizer) / "tokenizer.json"
         identity = {
             "source": self.sources.names,
             "source_fingerprint": self.sources.fingerprint(),
             **self.sources.reading.options(),
-            "tokenizer": self.tokenizer,
-            "tokenizer_sha256": tokenizer_sha256(local.parent) if local.is_file() else None,
+            **tokenizer_identity(self.tokenizer),
             "validation_fraction": self.validation_fraction,
             "seed": self.seed,
         }
         new = {"shard_bytes": self.shard_bytes, "deduplicate": self.deduplicate, "skip_bad": self.skip_bad}
         return identity | {key: value for key, value in new.items() if value}
+
+
+def tokenizer_identity(spec: str) -> dict[str, str | None]:
+    """Return the name of a tokenizer, and the hash of its file if it is in a local folder."""
+    is_local = (Path(spec) / TOKENIZER).is_file()
+    return {"tokenizer": spec, "tokenizer_sha256": tokenizer_sha256(Path(spec)) if is_local else None}
 
 
 def key_of(identity: dict[str, Any]) -> str:

@@ -79,7 +79,7 @@ def sum_of(first: Counts | None, second: Counts) -> Counts:
     )
 
 
-class _SplitFiles:
+class SplitFiles:
     """Write the pair of files of one split, and count its tokens."""
 
     def __init__(self, folder: Path, writer: IndexedWriter, vocab_size: int) -> None:
@@ -123,7 +123,7 @@ def write_shard(
     totals = Totals()
     with ExitStack() as stack:
         writers = [stack.enter_context(IndexedWriter(folder / names[split], encoder.dtype)) for split in SPLITS]
-        splits = [_SplitFiles(folder, writer, encoder.vocab_size) for writer in writers]
+        splits = [SplitFiles(folder, writer, encoder.vocab_size) for writer in writers]
         for piece, source in pieces:
             continued = piece.long is not None and piece.long.number > 0
             parts = read_piece(work.piece(shard, piece.unit, piece.number))

@@ -269,7 +269,7 @@ def test_sizes(text: str, count: int | None) -> None:
             ["--source", "stdlib", "--output", "c", "--shard-size", "4 GiB"],
             "--shard-size: '4 GiB': expected a size such",
         ),
-        (["--append", "stdlib", "--output", "s3://bucket/c"], "--append and --merge work on folders"),
+        (["--append", "stdlib", "--output", "s3://bucket/c"], "--append, --merge and --tokens work on folders"),
         (["--append", "stdlib", "--output", "nowhere/c"], "nowhere/c: no corpus here"),
         (["--merge", "nowhere/c", "b", "--output", "c"], "nowhere/c: no corpus here"),
         (["--verify", "nowhere"], "nowhere: no corpus here"),
