@@ -118,7 +118,7 @@ def _round_layers(model: nn.Module, recipe: Recipe, samples: Sequence[Sample]) -
             for name, layer in rounded.items():
                 block.set_submodule(name, layer)
                 replaced[name] = group[name], layer
-        observers = {name: Observer(*layers) for name, layers in replaced.items()}
+        observers = {name: Observer(*layers, text) for name, layers in replaced.items()}
         if text is not None:
             text.run_block()
         kept = kept_input_scales(block)

@@ -91,6 +91,7 @@ class CalibrationText:
         self.model, (_, self.blocks) = model, decoder_blocks(model)
         self.samples = samples
         self.number = 0
+        self.sequences = 0  # of the sample that runs through the block
         self.calls = [self._arguments(sample) for sample in samples]
         self.hidden = [call[0][0] for call in self.calls]
 
@@ -134,7 +135,7 @@ class CalibrationText:
 
         def add(x: Tensor) -> None:
             x = x if scale is None else x / scale.to(x.dtype)
-            for sequence, quantizer in product(x.split(1) if x.dim() > 2 else [x], quantizers):
+            for sequence, quantizer in product(self.by_sequence(x).split(1), quantizers):
                 new = quantizer.limits(sequence, "activations")
                 if (known := limits.get(quantizer)) is None:
                     limits[quantizer] = new
@@ -145,6 +146,10 @@ class CalibrationText:
 
         self._run({layer: add}, self.samples)
         return limits
+
+    def by_sequence(self, x: Tensor) -> Tensor:
+        """Return a layer's input as [B, T, in], also if its block runs all tokens of a sample as rows, as OPT's."""
+        return x if x.dim() > 2 else x.unflatten(0, (self.sequences, -1))
 
     def run_block(self) -> None:
         """Run the text through the block in its current form."""
@@ -166,6 +171,7 @@ class CalibrationText:
             outputs = []
             for hidden, calls in zip(self.hidden[: len(samples)], self.calls, strict=False):
                 _, arguments, named = calls[self.number]
+                self.sequences = len(hidden)
                 output = self.blocks[self.number](hidden, *arguments, **named)
                 outputs.append(output if isinstance(output, Tensor) else output[0])
             return outputs

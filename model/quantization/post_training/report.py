@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from plumbline.model.diagnostics.statistics import Sums, outlier_statistics, outlier_sums
 from plumbline.model.quantization.layers import QuantizedLinear
+from plumbline.model.quantization.post_training.calibration import CalibrationText
 from plumbline.model.quantization.quantizer import Quantizer
 
 TINY = torch.finfo(torch.float64).tiny
@@ -44,10 +45,11 @@ class LayerReport:
 
 
 class Observer:
-    """Compare a rounded layer, [B, T, in] -> [B, T, out], with the layer that it replaces, as it runs."""
+    """Compare a rounded layer with the layer that it replaces, as it runs."""
 
-    def __init__(self, original: nn.Linear, rounded: QuantizedLinear) -> None:
-        self.original, self.rounded = original, rounded
+    def __init__(self, original: nn.Linear, rounded: QuantizedLinear, text: CalibrationText | None) -> None:
+        """Observe `rounded` on this text from now on; without, only the weights are compared."""
+        self.original, self.rounded, self.text = original, rounded, text
         self.sums: Sums = {}
         self.kurtoses: list[Tensor] = []
         self.largest = self.signal = self.noise = 0.0
@@ -59,6 +61,8 @@ class Observer:
         self.signal += float(expected.square().sum())
         self.noise += float((output.double() - expected).square().sum())
         x = x if layer.input_scale is None else x / layer.input_scale
+        assert self.text is not None, "without text no layer runs"
+        x = self.text.by_sequence(x)
         for name, sums in outlier_sums(x).items():
             self.sums[name] = self.sums.get(name, torch.zeros_like(sums)) + sums
         self.kurtoses.append(sequence_kurtosis(x))

@@ -61,8 +61,11 @@ OURS: list[dict[str, Any]] = [
     {"family": "sas"},
     {"attention": "pruned", "parallel": True},
 ]
+OPT = {"model_type": "opt", "ffn_dim": 48, "word_embed_proj_dim": 32}
+"""Its MLP gets all tokens of a sample as rows."""
 STOCK: list[dict[str, Any]] = [
     {"model_type": "llama"},
+    OPT,
     {"model_type": "gpt2"},
     {
         "model_type": "gemma3_text",
@@ -201,6 +204,23 @@ def test_reports_measure_the_finished_layers(make_model: MakeModel, calibration_
         effective = layer.weight / layer.input_scale
         missed = (effective - original.weight).norm() / original.weight.norm()
         assert report.weight_error == pytest.approx(float(missed), rel=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["absmax", "percentile"])
+def test_tokens_that_a_block_runs_as_rows_are_measured_by_sequence(enliven: Enliven, kind: str) -> None:
+    tokens = torch.randint(53, (4, 24), generator=torch.Generator().manual_seed(5))
+    quantizer = Quantizer(format="int8", range=kind, percentile=90.0)  # type: ignore[arg-type]
+    measured = []
+    for size in (4, 1):
+        model = stock_model(OPT, enliven)
+        reports = quantize_model(model, Recipe(**STATIC, activations=quantizer), list(tokens.split(size)))
+        (report,) = (each for each in reports if each.name.endswith("0.fc1"))
+        layer = model.get_submodule(report.name)
+        measured.append((float(layer.limits.high), report.input_kurtosis_channels, report.input_kurtosis_sequences))
+    assert measured[0] == pytest.approx(measured[1], rel=1e-4)
+    (x,) = inputs_of(model, [tokens])["model.decoder.layers.0.fc1"]
+    squares = x.square().mean(0)
+    assert measured[0][1] == pytest.approx(float(squares.square().mean() / squares.mean().square()), rel=1e-4)
 
 
 def test_without_text_only_weights_are_reported(make_model: MakeModel, calibration_text: list[Tensor]) -> None:
