@@ -6,6 +6,7 @@ from fractions import Fraction
 from plumbline.model.blocks import block_kind
 from plumbline.model.config import ModelConfig, gated_width
 from plumbline.model.parameterization.config import ParameterizationConfig
+from plumbline.model.parameterization.own_factors import OwnFactors
 from plumbline.model.parameterization.sizes import sizes
 
 LEAST_STREAM = 0.1
@@ -22,12 +23,14 @@ def cautions(model: ModelConfig, config: ParameterizationConfig) -> Iterator[str
             f"base's: set base_head_dim to the width of its heads (base_head_dim={model.head_dim} if it was the same)"
         )
     yield from _assumed_bases(model, config)
-    stream = model.initializer_range * config.embedding_multiplier
-    if block_kind(model).needs_unit_stream(model) and stream < LEAST_STREAM:
+    own = OwnFactors("init_multipliers", config.init_multipliers).of("model.embed_tokens.weight", "embedding")
+    stream = model.initializer_range * own * config.embedding_multiplier
+    if block_kind(model).needs_unit_stream(model) and 0 < stream < LEAST_STREAM:
         yield (
             f"model.block = {model.block} reads the stream without a norm, and the embedding starts it at {stream:g} "
-            "(model.initializer_range x parameterization.embedding_multiplier): such blocks were made for a stream of "
-            f"unit size; set parameterization.embedding_multiplier={1 / model.initializer_range:g}"
+            "(model.initializer_range x parameterization.embedding_multiplier, and init_multipliers of the embedding): "
+            "such blocks were made for a stream of unit size; set "
+            f"parameterization.embedding_multiplier={config.embedding_multiplier / stream:g}"
         )
     if size.depth != 1.0 and size.alpha < 1.0 and block_kind(model).ends_in_norm:
         yield (

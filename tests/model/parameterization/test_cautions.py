@@ -110,3 +110,21 @@ def test_blocks_without_a_norm_before_branches_want_a_stream_of_unit_size(
 ) -> None:
     found = cautions_of(make_config(**shape), embedding_multiplier=multiplier)
     assert [("set parameterization.embedding_multiplier=50" in text) for text in found] == [True] * warned
+
+
+@pytest.mark.parametrize(
+    ("factors", "multiplier", "warned"),
+    [
+        ({"embedding": 50.0}, 1.0, False),
+        ({"hidden_matrix": 50.0}, 1.0, True),
+        ({r".*embed_tokens\.weight": 0.02}, 50.0, True),
+        ({"embedding": 0.0}, 1.0, False),  # no multiplier helps
+    ],
+)
+def test_the_users_own_factor_on_the_embedding_counts_in_the_size_of_the_stream(
+    make_config: MakeConfig, factors: dict[str, float], multiplier: float, warned: bool
+) -> None:
+    model = make_config(family="outlier_protected")
+    found = cautions_of(model, embedding_multiplier=multiplier, init_multipliers=factors)
+    advice = 50.0 * multiplier
+    assert [(f"set parameterization.embedding_multiplier={advice:g}" in text) for text in found] == [True] * warned
