@@ -151,7 +151,7 @@ def gemm_sums(x: Tensor) -> Sums:
 def gemm_statistics(sums: Sums) -> Statistics:
     """Return the mean over tokens of mean_j(x_j^4) / mean_j(x_j^2)^2, in [1, D]; about 3 for Gaussian activations.
 
-    FOG (arXiv 2505.20524) watches it on queries, keys and values.
+    FOG (arXiv 2505.20524) watches it on queries, keys and values, on the input of down_proj and on a block's output.
     """
     return _floats(kurt=sums["kurtosis"] / sums["tokens"])
 
