@@ -26,7 +26,7 @@ class Folder(Files):
     @classmethod
     def is_meant_by(cls, spec: str) -> bool:
         """Return whether an argument is a folder."""
-        return Path(spec).is_dir()
+        return spec != "" and Path(spec).is_dir()  # "", as of an unset variable, would be the working directory
 
     def named(self) -> list[Path]:
         """Return the files at any depth, sorted, under all their names.

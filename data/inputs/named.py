@@ -29,7 +29,7 @@ class NamedFiles(Files):
     @classmethod
     def is_meant_by(cls, spec: str) -> bool:
         """Return whether an argument is no folder."""
-        return not Path(spec).is_dir()
+        return spec == "" or not Path(spec).is_dir()
 
     def named(self) -> list[Path]:
         """Return the files that match, sorted, under all their names.

@@ -115,6 +115,15 @@ def test_a_corpus_of_files_whose_names_are_not_utf8_opens(tmp_path: Path, caplog
     assert prepare(request).seconds is None
 
 
+def test_an_empty_name_is_not_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.txt").write_text("a text")
+    monkeypatch.chdir(tmp_path)
+    sources = Sources(("",))
+    for ask in (sources.fingerprint, sources.file_keys, lambda: list(sources.units())):
+        with pytest.raises(ValueError, match="--source : no file matches; give a file, a folder, a glob"):
+            ask()
+
+
 def test_a_file_that_links_name_again_is_read_once(tmp_path: Path) -> None:
     write_rows(tmp_path / "blobs" / "0123")
     for name in ("snapshots/r1/d.jsonl", "snapshots/r2/d.jsonl"):
