@@ -47,7 +47,7 @@ def parse_arguments() -> argparse.Namespace:
     for option in ("--workers", "--seeds", "--rows"):  # options of sweep.py, ignored here
         parser.add_argument(option, help=argparse.SUPPRESS)
     parser.add_argument("--code", type=cli.natural, help="exit code of srun")
-    parser.add_argument("--before", type=progress, default=(0,), help="what was saved at the start")
+    parser.add_argument("--before", type=progress, default="0", help="what was saved at the start")
     arguments = parser.parse_intermixed_args()
     if arguments.plan and not arguments.share:
         parser.error("--plan needs --share I/N, the share of this task of the sweep")

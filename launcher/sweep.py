@@ -46,7 +46,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="values for all cells")
     parser.add_argument("--workers", type=cli.positive, help="processes (default: one for each GPU, or for each core)")
     parser.add_argument(
-        "--share", type=one_of_several, default=(0, 1), help="I/N: train only every N-th run from the I-th on"
+        "--share", type=one_of_several, default="0/1", help="I/N: train only every N-th run from the I-th on"
     )
     parser.add_argument("--seeds", type=integers, help="1,2,...: train only these of the sweep's seeds")
     parser.add_argument(

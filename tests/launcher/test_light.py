@@ -62,6 +62,7 @@ def test_command_lines_are_read_before_anything_slow_is_imported() -> None:
             assert outcome["codes"] == [0], outcome["errors"]
             assert outcome["output"].startswith("usage: ")
             assert f"launcher/{verb}.py" in outcome["output"].partition("\n")[2], f"{verb} --help shows no example"
+            assert "(default: (" not in " ".join(outcome["output"].split()), f"{verb} --help shows what no one can type"
         else:
             assert outcome["codes"] == [2], outcome["errors"]
             assert outcome["errors"].startswith("usage: ")
