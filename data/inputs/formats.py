@@ -79,6 +79,8 @@ def packed_suffixes() -> list[str]:
 
 def why_not_read(path: Path) -> str | None:
     """Return what a file is whose rows or texts cannot be read: packed, table or array; None for any other file."""
+    if is_named_rows(path):  # also of a table, if `FORMATS` has a row for it
+        return None
     if is_packed(path):
         return "packed"
     if path.suffix.lower() in TABLES:

@@ -1,6 +1,7 @@
 """Inputs of one's own: a row of a table for a format, a line of another for a kind of source."""
 
 import bz2
+import csv
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -26,6 +27,18 @@ def test_a_row_of_the_table_is_a_format(tmp_path: Path, monkeypatch: pytest.Monk
     (tmp_path / "a.jsonl.bz2").write_bytes(b"BZ")
     with pytest.raises(ValueError, match=r"a\.jsonl\.bz2: not a whole bzip2 file"):
         read(tmp_path)
+
+
+def test_a_table_that_has_a_row_is_no_text_any_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read_table(reading: Reading, unit: Unit, _: int | None) -> Iterator[Record]:
+        with Path(unit.names[0]).open(newline="") as file:
+            rows = list(csv.DictReader(file))
+        return (record_of_row(reading, row, "row {row}", number, None) for number, row in enumerate(rows))
+
+    (tmp_path / "a.csv").write_text("text,year\none,1\ntwo,2\n")
+    monkeypatch.setattr(formats, "FORMATS", (*formats.FORMATS, Format(read_table, (".csv",))))
+    assert read(tmp_path / "a.csv")[0] == read(tmp_path)[0] == ["one", "two"]
+    assert not list(Sources((str(tmp_path),)).warnings())
 
 
 def test_a_class_in_the_table_is_a_kind_of_source(monkeypatch: pytest.MonkeyPatch) -> None:
