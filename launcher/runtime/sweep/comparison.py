@@ -182,8 +182,8 @@ def _notes(points: dict[str, list[Result]], complete: Collection[str], best: str
         more = f" and {len(out) - NAMED} more" if len(out) > NAMED else ""
         yield f"left out: {', '.join(named)}{more}"
     labels = {point: cells[0].labels for point, cells in points.items()}
-    for axis in axes_at_end(labels[best], [*labels.values()]):
-        yield f"{axis} is the last of its grid"
+    for axis, end in axes_at_end(labels[best], [*labels.values()]):
+        yield f"{axis} is the {end} of its grid"
 
 
 def _missing(cells: Sequence[Result]) -> str:

@@ -74,7 +74,7 @@ def lines(summary: GridSummary) -> Iterator[str]:
         yield f"{loss:<18}  {' '.join(f'{axis}={label}' for axis, label in point.labels.items())}"
     tried = [point.labels for point in summary.points]  # a diverged point bounds the best as well
     has_best = bool(summary.points) and summary.points[0].loss is not None
-    for axis in axes_at_end(tried[0], tried) if has_best else ():
-        yield f"the best has the last {axis} of its grid: a wider grid may hold a better one"
+    for axis, end in axes_at_end(tried[0], tried) if has_best else ():
+        yield f"the best has the {end} {axis} of its grid: a wider grid may hold a better one"
     if summary.caution is not None:
         yield summary.caution

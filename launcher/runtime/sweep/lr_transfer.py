@@ -368,7 +368,7 @@ def _moved(shift: Shift) -> str:
     return (
         f"{_with_error(shift.octaves, shift.octaves_error, '+.2f')} octaves from {shift.base} to {shift.largest}, "
         f"{_with_error(shift.per_doubling, shift.per_doubling_error, '+.2f')} per doubling"
-        + (" (unresolved: a best learning rate is the last of its grid)" if shift.edge else "")
+        + (" (unresolved: a best learning rate is at an end of its grid)" if shift.edge else "")
     )
 
 
@@ -376,7 +376,7 @@ def _row(size: SizeSummary) -> str:
     best, lost = size.best, size.penalty
     if best.optimum is None:
         return "no finished run"
-    notes = ["last of the grid"] * best.edge
+    notes = ["at an end of the grid"] * best.edge
     notes += [f"{lr:g} diverged (seeds {', '.join(map(str, seeds))})" for lr, seeds in size.diverged.items()]
     if size.intervals is not None:
         moved, costs = _range(size.intervals.shift, "+.2f"), _range(size.intervals.penalty, ".4f")

@@ -67,7 +67,7 @@ def test_a_row_says_what_its_best_point_was_not_chosen_from() -> None:
     summary = summarize(SETTINGS, [*results, *waiting])
     (_, row) = lines(summary)
     assert "left out: lr=0.2 width=64 (1 of 2 diverged), " in row
-    assert "lr=0.4 width=64 (2 of 2 pending) and 1 more  lr is the last of its grid" in row
+    assert "lr=0.4 width=64 (2 of 2 pending) and 1 more  lr is the smallest of its grid" in row
     assert summary.to_json()["all"]["a"]["notes"] == summary.tables["all"]["a"].notes
 
 
@@ -77,13 +77,14 @@ def test_a_row_says_where_its_best_point_is_at_an_end_of_a_tuned_axis() -> None:
         return summarize(SETTINGS, results).tables["all"]["a"].notes
 
     assert notes([3.0, 2.0, 2.5]) == []
-    assert notes([3.0, 2.0, 1.5]) == notes([1.0, 2.0, 2.5]) == ["lr is the last of its grid"]
+    assert notes([3.0, 2.0, 1.5]) == ["lr is the largest of its grid"]
+    assert notes([1.0, 2.0, 2.5]) == ["lr is the smallest of its grid"]
     assert notes([3.0]) == [], "nothing was tuned"
     narrow = [tuned(lr, 1, 3.0, width=64) for lr in (0.01, 0.1, 1.0)]
     wide = [tuned(lr, 1, loss, width=32) for lr, loss in ((0.1, 1.0), (0.2, 2.0))]
     assert summarize(SETTINGS, [*narrow, *wide]).tables["all"]["a"].notes == [
-        "lr is the last of its grid",
-        "width is the last of its grid",
+        "lr is the smallest of its grid",
+        "width is the smallest of its grid",
     ], "beside it on an axis is what has all other labels of it"
 
 

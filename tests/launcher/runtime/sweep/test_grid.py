@@ -18,10 +18,14 @@ def test_points_stand_below_what_they_are_the_best_first() -> None:
 
 
 def test_a_best_at_the_end_of_its_grid_is_named() -> None:
-    results = [cell(3.0, 0.1), cell(2.0, 0.2), cell(2.1, 0.2, decay="none"), cell(2.2, 0.2, 32), cell(2.5, 0.2, 128)]
-    assert list(lines(summarize(None, results)))[-1] == (
-        "the best has the last lr of its grid: a wider grid may hold a better one"
+    falling = [cell(3.0, 0.1), cell(2.5, 0.2)]
+    assert list(lines(summarize(None, [*falling, cell(2.0, 0.4)])))[-1] == (
+        "the best has the largest lr of its grid: a wider grid may hold a better one"
     )
-    assert len(list(lines(summarize(None, [*results, cell(2.3, 0.4)])))) == 1 + 6
-    assert len(list(lines(summarize(None, [*results, cell(None, 0.4)])))) == 1 + 6, "beyond it a run diverged"
+    results = [cell(3.0, 0.4), cell(2.0, 0.2), cell(2.1, 0.2, decay="none"), cell(2.2, 0.2, 32), cell(2.5, 0.2, 128)]
+    assert list(lines(summarize(None, results)))[-1] == (
+        "the best has the smallest lr of its grid: a wider grid may hold a better one"
+    )
+    assert len(list(lines(summarize(None, [*results, cell(2.3, 0.1)])))) == 1 + 6
+    assert len(list(lines(summarize(None, [*results, cell(None, 0.1)])))) == 1 + 6, "beyond it a run diverged"
     assert len(list(lines(summarize(None, [cell(None, 0.1), cell(None, 0.2)])))) == 1 + 2
