@@ -27,11 +27,15 @@ def model_section(entries: Mapping[str, Any]) -> dict[str, Any]:
         entries: its config.json with every default filled in.
 
     Raises:
-        ValueError: it is of an unknown class, or has a feature that this decoder lacks.
+        ValueError: it is of an unknown class, is quantized, or has a feature that this decoder lacks.
     """
     kind = entries.get("model_type")
     if kind not in KINDS:
         raise ValueError(f"model_type = {kind}: only {', '.join(KINDS)} can be taken over")
+    if entries.get("quantization_config") is not None:
+        raise ValueError(
+            "the model is quantized (quantization_config in its config.json): start from the one that it was made of"
+        )
     return {**PLAIN, **KINDS[kind].section(entries), "tie_word_embeddings": entries["tie_word_embeddings"]}
 
 

@@ -158,6 +158,10 @@ DEEPSEEK = {**SCALINGS["yarn"], "mscale": 0.7, "mscale_all_dim": 1.0}
         ),
         ({"model_type": "gpt2", "activation_function": "relu"}, "activation_function = relu: only gelu, gelu_new"),
         ({"model_type": "gpt2", "scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx: only"),
+        (
+            {"model_type": "qwen3", "quantization_config": {"quant_method": "fp8"}},
+            "the model is quantized .*: start from the one that it was made of",
+        ),
     ],
 )
 def test_what_our_decoder_lacks_is_refused(source: dict[str, Any], message: str) -> None:
