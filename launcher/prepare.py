@@ -1,5 +1,5 @@
 # PYTHON_ARGCOMPLETE_OK
-"""Turn text into a corpus that pretrain.py and eval.py read; check, enlarge and merge corpora.
+r"""Turn text into a corpus that pretrain.py and eval.py read; check, enlarge and merge corpora.
 
 Examples:
   python launcher/prepare.py --source stdlib --tokenizer train-bpe:8192 --output corpora/stdlib

@@ -27,7 +27,11 @@ def model_card(model: LoadedModel, report: ExportReport) -> str:
         ("Data", ", ".join(source.label for source in config.data.train)),
         ("Parameterization", f"{rule.rule} (base width {rule.base_hidden_size}, depth {rule.base_num_hidden_layers})"),
         ("Peak learning rate", f"{config.optimizer.lr:g} at the base"),
-        *((key.removeprefix("eval/"), f"{value:.4f}") for key, value in scores.items() if key.startswith("eval/")),
+        *(
+            (key.removeprefix("eval/"), f"{value:,}" if isinstance(value, int) else f"{value:.4f}")
+            for key, value in scores.items()
+            if key.startswith("eval/")
+        ),
         ("Export check", f"logits within {report.relative_error:.1e}, {report.greedy_tokens} greedy tokens equal"),
     ]
     if report.headroom is not None:
