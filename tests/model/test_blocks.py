@@ -48,6 +48,21 @@ def test_every_kind_of_block_and_attention_is_among_the_shapes(make_config: Make
     assert {config.attention for config in configs} == set(ATTENTIONS)
 
 
+@pytest.mark.parametrize("shape", [shape for shape in SHAPES if "parallel" not in shape])
+@torch.no_grad()
+def test_a_block_runs_its_branches_in_parallel_or_refuses_to(make_model: MakeModel, shape: dict[str, Any]) -> None:
+    try:
+        parallel = make_model(**{**shape, "parallel": True})
+    except ValueError as error:
+        assert "parallel" in str(error)  # noqa: PT017 - it may as well not be refused
+        return
+    one_after_the_other = make_model(**{**shape, "parallel": False})
+    there = dict(one_after_the_other.named_parameters())
+    for name, parameter in parallel.named_parameters():
+        parameter.copy_(there[name])
+    assert not torch.equal(parallel(tokens()), one_after_the_other(tokens()))
+
+
 def tokens(length: int = 21) -> Tensor:
     return torch.randint(61, (2, length), generator=torch.Generator().manual_seed(1))
 
