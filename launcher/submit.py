@@ -23,7 +23,7 @@ def parse_arguments() -> argparse.Namespace:
         "--gpus-per-node", type=cli.gpus, help="GPUs on each node, 4 or h100:4; one rank runs on each GPU"
     )
     ranks.add_argument("--tasks-per-node", type=cli.positive, help="ranks on each node of a cluster without GPUs")
-    parser.add_argument("--cpus-per-task", type=cli.positive, help="cores of each rank, including its data workers")
+    parser.add_argument("--cpus-per-task", type=cli.positive, help="cores of each rank, its readers of data among them")
     parser.add_argument(
         "--chain",
         type=cli.positive,

@@ -440,3 +440,11 @@ def test_habits_of_other_trainers_are_answered(
     with pytest.raises(SystemExit):
         parser.parse_intermixed_args()
     assert words in capsys.readouterr().err
+
+
+def test_an_option_of_sbatch_that_no_job_has_is_told_its_place(capsys: pytest.CaptureFixture[str]) -> None:
+    parser = cli.Parser()
+    cli.add_job_options(parser, "a job")
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--mem", "64G"])
+    assert "variables in slurm/cluster.env, --mem as SBATCH_MEM_PER_NODE" in capsys.readouterr().err

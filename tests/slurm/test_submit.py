@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from plumbline.launcher import submit
-from plumbline.launcher.runtime.config.load import load_config
+from plumbline.launcher.runtime.config.load import load_config, save_config
 from plumbline.launcher.runtime.run.status import RunStatus
 from plumbline.launcher.runtime.system import cli
 
@@ -153,6 +153,16 @@ def test_a_notice_that_the_last_save_leaves_too_little_of_is_a_warning(
     assert (words in printed) == warned
     assert ("give --notice 453" in printed) == warned
     assert "--signal=USR1@300" in printed
+
+
+def test_a_job_for_a_complete_run_is_a_warning(run_submit: Submit, config: Path) -> None:
+    run, checked = config.parent / "runs" / "tiny", load_config(config, [])
+    run.mkdir(parents=True)
+    save_config(checked, run / "config.yaml")
+    command = ("--config", config, "--tasks-per-node", "1", "--dry-run")
+    assert "is complete" not in run_submit(*command, streams=True)
+    (run / "result.json").write_text(json.dumps({"step": checked.train.steps}))
+    assert f"warning: {run} is complete: the job would end at once" in run_submit(*command, streams=True)
 
 
 def test_a_dry_run_keeps_the_count_of_fruitless_attempts(run_submit: Submit, config: Path) -> None:

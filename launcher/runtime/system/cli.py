@@ -69,6 +69,8 @@ class Parser(argparse.ArgumentParser):
             message += "; a run resumes by itself: the same command goes on from its newest checkpoint"
         elif "are required: --config" in message and (files := [each for each in sys.argv[1:] if is_yaml(each)]):
             message += f"; did you mean --config {files[0]}?"
+        elif "--partition" in self._option_string_actions and re.search(r"unrecognized arguments:.*--\w", message):
+            message += "; sbatch's other options are variables in slurm/cluster.env, --mem as SBATCH_MEM_PER_NODE"
         super().error(message)
 
 

@@ -41,7 +41,11 @@ def check(config: Config, request: Request) -> None:
     config = branch.resolve(config)
     inputs = open_checked(config, plan_run(config), world)
     fetch_ahead(config)
-    finished_step(config)  # refuses a complete run of other values
+    if finished_step(config) is not None:  # refuses a complete run of other values
+        LOG.warning(
+            f"{config.run.folder} is complete: the job would end at once; raise train.steps (or train.tokens) to train "
+            "longer, or give another run.name"
+        )
     root = config.run.folder / "checkpoints"
     newest = newest_whole(checkpoints(root), problems)
     if newest is None:
