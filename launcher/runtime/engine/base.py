@@ -161,10 +161,11 @@ class Engine(ABC):
     def _check_targets(self, targets: Tensor) -> None:
         """Refuse a term of the loss, other than the text's, without a target in a whole batch; `targets` [terms]."""
         objective = self.model.objective
-        if len(targets) != len(objective.terms):
-            raise TypeError(f"{type(objective).__name__}: {len(targets)} targets of {len(objective.terms)} terms")
-        for term, found in zip(objective.terms[1:], targets[1:].tolist(), strict=True):
-            if not found:
+        if tuple(targets.shape) != (len(objective.terms),):
+            found, expected = list(targets.shape), [len(objective.terms)]
+            raise TypeError(f"{type(objective).__name__}: targets of shape {found}, expected {expected}")
+        for term, count in zip(objective.terms[1:], targets[1:].tolist(), strict=True):
+            if not count:
                 raise ConfigError(
                     f"objective.name = {self.config.objective.name}: no token of the first batch has a target for the "
                     f"loss of {term}: lower objective.horizon to the length of an answer or a document, or set another "
