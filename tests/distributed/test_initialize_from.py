@@ -180,6 +180,14 @@ def test_a_model_section_that_differs_is_named_key_by_key(folder: Path, tiny_con
     ]
 
 
+def test_a_part_of_the_shape_is_compared_and_the_rest_taken_over(folder: Path, without_model: Path) -> None:
+    start, width = f"train.initialize_from={folder}", load_config(without_model, [f"train.initialize_from={folder}"])
+    config = load_config(without_model, [start, f"model.hidden_size={width.model.hidden_size}"])
+    assert config.model == width.model
+    with pytest.raises(ValueError, match=r"is another model.*\n  model\.hidden_size: 16, there \d+$"):
+        initial_weights.check(load_config(without_model, [start, "model.hidden_size=16"]))
+
+
 def test_what_does_not_go_with_the_folder_s_model_names_the_folder(
     without_model: Path, tmp_path: Path, world: World
 ) -> None:

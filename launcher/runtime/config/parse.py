@@ -14,6 +14,8 @@ from plumbline.launcher.runtime.config.synonyms import meant_by
 
 MOST = 40
 """Most problems that one message lists."""
+SHAPE = {"hidden_size", "num_hidden_layers", "num_attention_heads"}
+"""Keys of a model without which it has no shape."""
 
 Schema = TypeVar("Schema", bound=BaseModel)
 
@@ -91,10 +93,10 @@ def _replaced(values: Any, path: Sequence[str], value: Any) -> Any:
 
 
 def takes_shape_from_stock(values: dict[str, Any]) -> bool:
-    """Return whether the model section is to be taken from the model that training starts from."""
+    """Return whether what the model section leaves out is to be taken from the model that training starts from."""
     model, train = values.get("model") or {}, values.get("train")
     starts_from_stock = isinstance(train, dict) and train.get("initialize_from") is not None
-    return starts_from_stock and isinstance(model, dict) and "hidden_size" not in model
+    return starts_from_stock and isinstance(model, dict) and not model.keys() >= SHAPE
 
 
 def refuse_non_finite(values: Any, source: str) -> None:
