@@ -228,8 +228,9 @@ def print_parameters(config: Config, plan: RunPlan) -> None:
     for row in rows:
         shape = "x".join(str(size) for size in row.shape)
         lr = f"{row.lr:.3g}" if row.trainable else "frozen"
+        drawn = f"{row.init_std:.3g}" if row.init_std else "-"  # the others begin at a constant
         print(
-            f"{row.name:<{width}}  {row.role:<13}  {shape:>14}  {row.init_std:>9.3g}  {lr:>9}  "
+            f"{row.name:<{width}}  {row.role:<13}  {shape:>14}  {drawn:>9}  {lr:>9}  "
             f"{row.lr_multiplier:>7.4g}  {row.weight_decay:>7.3g}  {row.eps:>8.2g}"
         )
     forward = asdict(multipliers(config.model, config.parameterization)).items()

@@ -179,6 +179,7 @@ def test_the_length_in_steps_tokens_or_as_a_fraction_of_what_was_trained(
     assert (rate.decay_start, rate.end) == (20 * 256, (20 + steps) * 256)
     assert rate.factor(20 * 256) == 1.0
     assert rate.factor((20 + steps) * 256) == pytest.approx(0.0, abs=1e-12)
+    assert "warm-up" not in rate.describe(), "a branch begins after its parent's"
 
 
 def test_a_run_folder_means_its_newest_whole_checkpoint_and_a_restart_keeps_it(
@@ -217,7 +218,11 @@ def test_a_run_folder_means_its_newest_whole_checkpoint_and_a_restart_keeps_it(
         (20, ["run.seed=2"], ["run.seed: 1 -> 2"]),
         (20, ["schedule.branch.tokens=9"], ["steps = 7, tokens = 9: give one of them"]),
         (20, ["schedule.branch.steps=null"], ["how long? give steps or tokens or fraction"]),
-        (25, [], ["step_00000025: no whole checkpoint", "manifest.json is missing", "name another one"]),
+        (
+            25,
+            [],
+            ["step_00000025: no whole checkpoint", "manifest.json is missing", "has those of steps 10, 20, 30, 40"],
+        ),
     ],
 )
 def test_what_would_not_continue_its_parent_is_refused(

@@ -15,6 +15,7 @@ from plumbline.launcher.runtime.checkpoint.store import (
     newest_whole,
     problems,
     read_manifest,
+    step_of,
 )
 from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.identity import differences
@@ -24,6 +25,9 @@ from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.optim.schedule import BranchConfig
 from plumbline.launcher.runtime.system.collectives import from_main
 from plumbline.launcher.runtime.system.world import World
+
+MOST_NAMED = 10
+"""Checkpoints that are offered in the place of one that cannot be used: the newest."""
 
 
 def resolve(config: Config) -> Config:
@@ -142,8 +146,13 @@ def _parent_of(path: Path) -> Path:
 
 def _refuse(folder: Path, found: list[str]) -> None:
     if found:
+        there = [
+            f"{step_of(other):,}" for other in reversed(checkpoints(folder.parent)[:MOST_NAMED]) if other != folder
+        ]
+        others = f": {folder.parent} has those of steps {', '.join(there)}" if there else ""
         raise CheckpointError(
             f"schedule.branch.checkpoint = {folder}: no whole checkpoint: {'; '.join(found[:3])}; name another one"
+            f"{others}"
         )
 
 

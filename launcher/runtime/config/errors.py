@@ -91,7 +91,8 @@ def explain(problems: Iterable[ErrorDetails], schema: type[BaseModel]) -> Iterat
         elif problem["type"] == UNKNOWN:
             yield f"{path} = {_as_written(problem['input'])}: unknown key; {hints[problem['loc']]}"
         else:
-            yield f"{path} = {_as_written(problem['input'])}: {_expected(problem, path)}"
+            off = ", or null" if problem["type"].startswith("greater") and _may_be_null(schema, problem["loc"]) else ""
+            yield f"{path} = {_as_written(problem['input'])}: {_expected(problem, path)}{off}"
 
 
 def _path_in(hint: str, section: list[str]) -> str | None:
@@ -186,6 +187,13 @@ def _follow(schema: type[BaseModel], location: tuple[int | str, ...]) -> tuple[l
             choices = () if field is None else getattr(field.annotation, "__args__", (field.annotation,))
             schemas = [choice for choice in choices if isinstance(choice, type) and issubclass(choice, BaseModel)]
     return typed, schemas[0] if schemas else None
+
+
+def _may_be_null(schema: type[BaseModel], location: tuple[int | str, ...]) -> bool:
+    """Return whether the key at a location may be null, which mostly turns off what it sets."""
+    section = _follow(schema, location[:-1])[1]
+    field = None if section is None else section.model_fields.get(str(location[-1]))
+    return field is not None and type(None) in get_args(field.annotation)
 
 
 def _discriminator(problem: ErrorDetails) -> str:

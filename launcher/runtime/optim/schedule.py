@@ -230,7 +230,8 @@ class Schedule:
         warmup, decay, end = (
             self.batch_plan.steps_for(tokens) for tokens in (self.warmup_end, self.decay_start, self.end)
         )
-        phases = [f"warm-up to step {warmup:,}"] if warmup else []
+        has_warmup = warmup > 0 and self.config.branch is None  # a branch begins after its parent's
+        phases = [f"warm-up to step {warmup:,}"] if has_warmup else []
         if decay > warmup:
             phases.append(f"peak to step {decay:,}")
         if end > decay:

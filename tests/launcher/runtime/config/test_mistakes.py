@@ -19,9 +19,10 @@ from tests.launcher.runtime.config.conftest import SMALL, problems
         ("train.max_iters=1", "train.max_iters = 1: unknown key; did you mean train.steps?"),
         ("train.seed=1", "train.seed = 1: unknown key; did you mean run.seed?"),
         ("training.lr=1", "training = {'lr': 1}: unknown key; did you mean optimizer.lr?"),
+        ("metrics.diagnostics_interval=0", "metrics.diagnostics_interval = 0: it has to be greater than 0, or null"),
         ("model.num_attention_heads=0", "model.num_attention_heads = 0: it has to be greater than 0"),
         ("model.hidden_size=word", "model.hidden_size = 'word': a whole number is expected"),
-        ("model.sliding_window=1", "model.sliding_window = 1: it has to be at least 2"),
+        ("model.sliding_window=1", "model.sliding_window = 1: it has to be at least 2, or null"),
         (
             "deepspeed.precision=fp16",
             "deepspeed.precision = 'fp16': it may be 'bf16' or 'fp32'; losses are not scaled, as fp16 would need it",
