@@ -9,6 +9,7 @@ the drawing with the sources.
 
 import ast
 import textwrap
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from html import escape
 from pathlib import Path
 
@@ -118,5 +119,6 @@ def draw() -> str:
 
 
 if __name__ == "__main__":
+    ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter).parse_args()
     DRAWING.write_text(draw(), encoding="utf-8")
     print(DRAWING.relative_to(REPOSITORY))

@@ -6,6 +6,7 @@ tests/launcher/runtime/config/test_keys.py compares both with the schema.
 """
 
 import json
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from pathlib import Path
 
 from plumbline.launcher.runtime.config.keys import for_editors
@@ -21,6 +22,7 @@ def written() -> dict[Path, str]:
 
 
 if __name__ == "__main__":
+    ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter).parse_args()
     for file, text in written().items():
         file.write_text(text, encoding="utf-8")
         print(file.relative_to(REPOSITORY))
