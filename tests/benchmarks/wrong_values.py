@@ -19,7 +19,7 @@ def wrong_overrides() -> Iterator[tuple[tuple[str, ...], str]]:
     for section, node in whole["properties"].items():
         for wrong in ("word", "[1, 2]", "7"):
             yield (f"{section}={wrong}",), section
-        for path, choice, leaf in _leaves(section, node, whole["$defs"]):
+        for path, choice, leaf in leaves(section, node, whole["$defs"]):
             chosen = (f"{choice['path']}.{choice['key']}={choice['value']}",) if choice else ()
             for wrong in _wrong(leaf, whole["$defs"]):
                 if wrong == "null" and section == "model":  # there it leaves a key to the family
@@ -30,7 +30,7 @@ def wrong_overrides() -> Iterator[tuple[tuple[str, ...], str]]:
             yield (*chosen, f"{path}x=1"), f"{path}x"
 
 
-def _leaves(path: str, node: Node, known: Node, choice: Node | None = None) -> Iterator[tuple[str, Node, Node]]:
+def leaves(path: str, node: Node, known: Node, choice: Node | None = None) -> Iterator[tuple[str, Node, Node]]:
     """Yield path, choice of a schema and node of every key that holds no section."""
     node = _followed(node, known)
     if set(node.get("properties", ())) == {"amount", "unit"}:  # a duration, which is written as text
@@ -39,15 +39,15 @@ def _leaves(path: str, node: Node, known: Node, choice: Node | None = None) -> I
     if "discriminator" in node:
         key = node["discriminator"]["propertyName"]
         for value, reference in node["discriminator"]["mapping"].items():
-            yield from _leaves(path, {"$ref": reference}, known, {"path": path, "key": key, "value": value})
+            yield from leaves(path, {"$ref": reference}, known, {"path": path, "key": key, "value": value})
         return
     sections = [_followed(each, known) for each in node.get("anyOf", [node])]
     for each in sections:
         if "discriminator" in each:
-            yield from _leaves(path, each, known, choice)
+            yield from leaves(path, each, known, choice)
         for key, child in each.get("properties", {}).items():
             if choice is None or key != choice["key"]:
-                yield from _leaves(f"{path}.{key}", child, known, choice)
+                yield from leaves(f"{path}.{key}", child, known, choice)
     if not any("properties" in each or "discriminator" in each for each in sections):
         yield path, choice or {}, node
 
@@ -56,9 +56,14 @@ def _followed(node: Node, known: Node) -> Node:
     return {**known[node["$ref"].rpartition("/")[2]], **node} if "$ref" in node else node
 
 
+def alternatives(leaf: Node, known: Node) -> list[Node]:
+    """Return the schemas that a value of a key may have, such as that of a number and that of null."""
+    return [_followed(each, known) for each in leaf.get("anyOf", [leaf])]
+
+
 def _wrong(leaf: Node, known: Node) -> Iterator[str]:
     """Yield wrong values of a key, as YAML."""
-    kinds = [_followed(each, known) for each in leaf.get("anyOf", [leaf])]
+    kinds = alternatives(leaf, known)
     types = {each.get("type") for each in kinds}
     if types == {"duration"}:
         yield from ("word", "7", "-1 steps", "2 epochs", "101%", "[1]", "{a: 1}", "true", "1.5 steps")

@@ -48,7 +48,8 @@ def _optimization(config: Config, plan: RunPlan) -> Iterator[str]:
     rule, size = config.parameterization, sizes(config.model, config.parameterization)
     if not config.objective.is_plain:
         blocks = config.objective.work(config.data.sequence_length).blocks
-        yield f"trains   {config.objective}; the blocks run {blocks:.4g} times over the tokens of the text"
+        often = "" if blocks == 1 else f"; the blocks run {blocks:.4g} times over the tokens of the text"
+        yield f"trains   {config.objective}{often}"
     yield f"tuned    {describe_settings(config, plan)}"
     yield (
         f"scaling  {rule.rule}, m_N {size.width:g}, m_L {size.depth:g}: hidden matrices take lr "
