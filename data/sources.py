@@ -16,6 +16,7 @@ from typing import Any
 
 import xxhash
 
+from plumbline.data.inputs.files import state_of
 from plumbline.data.inputs.formats import may_be_rows
 from plumbline.data.inputs.kinds import source_of
 from plumbline.data.inputs.reading import Reading, readings_of
@@ -57,8 +58,7 @@ class Sources:
         for source, paths in files:
             digest.update(os.fsencode(f"{source.spec}\n"))
             for path in paths:
-                status = path.stat()
-                digest.update(os.fsencode(f"{path} {status.st_size} {status.st_mtime_ns}\n"))
+                digest.update(state_of(path))
         return digest.hexdigest()
 
     def file_keys(self) -> dict[str, Path]:

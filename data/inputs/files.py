@@ -54,6 +54,12 @@ class Files(Source):
         yield from units_of(number, self.files(), self.reading)
 
 
+def state_of(path: Path) -> bytes:
+    """Return the name, size and modification time of a file in one line: another one says that it has changed."""
+    status = path.stat()
+    return os.fsencode(f"{path} {status.st_size} {status.st_mtime_ns}\n")
+
+
 def units_of(source: int, files: Iterable[Path], reading: Reading) -> Iterator[Unit]:
     """Yield the units of files: small texts together, large files of lines in ranges, all others one by one."""
     group: list[str] = []  # consecutive small files of text

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from plumbline.data.inputs.files import LEFT_OUT, Files, contents_of, units_of
+from plumbline.data.inputs.folder import Folder
 from plumbline.data.inputs.formats import is_text_of_rows, packed_suffixes, why_not_read
 from plumbline.data.inputs.records import Unit
 from plumbline.data.inputs.source import KNOWN
@@ -29,7 +30,7 @@ class NamedFiles(Files):
     @classmethod
     def is_meant_by(cls, spec: str) -> bool:
         """Return whether an argument is no folder."""
-        return spec == "" or not Path(spec).is_dir()
+        return not Folder.is_meant_by(spec)
 
     def named(self) -> list[Path]:
         """Return the files that match, sorted, under all their names.

@@ -5,9 +5,7 @@ of text, by which losses are compared across tokenizers.
 """
 
 import glob
-import hashlib
 import logging
-import os
 import time
 from collections.abc import Sequence
 from contextlib import closing
@@ -15,8 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import xxhash
+
 from plumbline.data.corpus import read_manifest
 from plumbline.data.indexed import IndexedWriter, Int64s
+from plumbline.data.inputs.files import state_of
 from plumbline.data.manifest import Counts, FileRecord, Manifest, SplitRecord, TokenizerRecord
 from plumbline.data.preparation.encoding import Encoded
 from plumbline.data.preparation.manifest import CORPUS, finish, unigram_entropy, versions
@@ -64,10 +65,9 @@ class TokenRequest:
 
     def identity(self) -> dict[str, Any]:
         """Return everything that shapes the corpus."""
-        digest = hashlib.sha256()
+        digest = xxhash.xxh3_64()
         for path in (path for files in self.files().values() for path in files):
-            status = path.stat()
-            digest.update(os.fsencode(f"{path} {status.st_size} {status.st_mtime_ns}\n"))
+            digest.update(state_of(path))
         return {
             "tokens": list(self.tokens),
             "validation_tokens": list(self.validation_tokens),

@@ -33,6 +33,8 @@ LEFT_ALONE = re.compile(
 """Keys whose values are places, need a GPU, or change what the test itself sets."""
 INTEGERS, NUMBERS = (1, 2, 3, 4, 8, 16, 32, 64), (0.001, 0.1, 0.5, 0.9, 1.0, 2.0, 10.0)
 DURATIONS = ("1 steps", "2 steps", "50%", "64 tokens", "1000 tokens")
+MAY_REFUSE = ("generate", "export", "quantize")
+"""Commands that some models are refused by, such as one whose window is shorter than the prompt."""
 RUNS = range(int(os.environ.get("PLUMBLINE_RANDOM_RUNS", "4")))
 
 
@@ -114,8 +116,7 @@ def test_what_a_dry_run_accepts_goes_all_the_way(
 
     for steps in (3, 5):
         outcome: Outcome = run_pretrain(tiny_config, name, typed(steps), ranks=ranks)
-        refused = steps == 5 and outcome.code == 2  # a value of some keys may not go with a longer run
-        assert outcome.code == 0 or refused, f"{overrides} on {ranks} ranks: {outcome.stderr}"
+        assert outcome.code == 0, f"{overrides} on {ranks} ranks: {outcome.stderr}"
         assert "Traceback" not in outcome.stderr
 
     run = tiny_config.parent / "runs" / name
@@ -129,5 +130,5 @@ def test_what_a_dry_run_accepts_goes_all_the_way(
         ("show", run, "--step", "2"),
     ):
         done = command(str(verb), *arguments)
-        assert done.returncode in (0, 2), f"{verb} after {overrides}: {done.stderr}"
+        assert done.returncode in ((0, 2) if verb in MAY_REFUSE else (0,)), f"{verb} after {overrides}: {done.stderr}"
         assert "Traceback" not in done.stderr, f"{verb} after {overrides}: {done.stderr}"
