@@ -137,8 +137,15 @@ def step_folder(root: Path, step: int) -> Path:
 
 
 def checkpoints(root: Path) -> list[Path]:
-    """Return all published checkpoints, newest first; they may have been damaged since."""
-    return sorted(filter(_has_step, root.glob("step_*")), reverse=True)
+    """Return all published checkpoints, newest first; they may have been damaged since.
+
+    Raises:
+        OSError: the folder exists and cannot be listed. `Path.glob` would find nothing in it, without an error.
+    """
+    try:
+        return sorted(filter(_has_step, root.iterdir()), reverse=True)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
 
 
 def _has_step(folder: Path) -> bool:

@@ -1,6 +1,8 @@
 """Hold manifests of checkpoints to what this version writes: their checksum says nothing of who wrote them."""
 
+import errno
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ import pytest
 from plumbline.data.damage import DamagedFileError
 from plumbline.launcher.runtime.checkpoint import store
 from plumbline.launcher.runtime.checkpoint.resume import _data_steps_drawn, read_state
-from plumbline.launcher.runtime.checkpoint.store import CheckpointError, FormatError, read_manifest
+from plumbline.launcher.runtime.checkpoint.store import CheckpointError, FormatError, checkpoints, read_manifest
 
 STATE = {"step": 3, "samples": 24, "tokens": 768, "corpora": {"text": "0" * 16}}
 MANIFEST = {
@@ -51,6 +53,23 @@ def test_a_sealed_manifest_that_cannot_be_is_refused(tmp_path: Path, changes: di
     with pytest.raises(CheckpointError, match=f"manifest.json: {words}"):
         read_manifest(sealed(tmp_path, **changes))
     assert len(store.problems(tmp_path)) == 1
+
+
+def test_a_folder_that_cannot_be_listed_is_not_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Any = ".") -> Any:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    for name in ("scandir", "listdir"):
+        monkeypatch.setattr(os, name, refuse)
+    with pytest.raises(PermissionError):
+        checkpoints(tmp_path)
+
+
+def test_without_a_folder_there_are_no_checkpoints(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "step_00000005").mkdir()
+    assert checkpoints(tmp_path / "missing") == checkpoints(tmp_path / "file") == []
+    assert checkpoints(tmp_path) == [tmp_path / "step_00000005"]
 
 
 def test_another_format_is_named(tmp_path: Path) -> None:
