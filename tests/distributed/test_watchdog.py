@@ -12,6 +12,7 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -108,6 +109,30 @@ def test_a_device_that_tells_nothing_any_more_does_not_hide_who_is_waited_for(
     told = capsys.readouterr().err
     assert "nothing moved for" in told
     assert "the last collectives of rank 0 are not known: CUDA error" in told
+
+
+@pytest.mark.parametrize(("silent", "codes"), [(1190, []), (1210, [HUNG])])
+def test_time_in_which_the_whole_process_was_stopped_is_no_hang(
+    tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch, silent: int, codes: list[int]
+) -> None:
+    """As by Ctrl-Z, or in a job that Slurm suspends for another one: the watch then wakes up hours late."""
+    now = 0.0
+    pauses = iter([1.0] * 600 + [36_000.0] + [1.0] * silent)
+
+    class Stopped:
+        def wait(self, _seconds: float) -> bool:
+            nonlocal now
+            pause = next(pauses, None)
+            now += pause or 0.0
+            return pause is None
+
+    monkeypatch.setattr(watchdog, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(Watchdog, "_say", lambda _self, _seconds: None)
+    ended: list[int] = []
+    watch = Watchdog(tmp_path, world, None, ended.append)
+    monkeypatch.setattr(watch, "_stopped", Stopped())
+    watch._watch(1200.0)
+    assert ended == codes
 
 
 BLOCKED = """

@@ -29,6 +29,8 @@ from plumbline.launcher.runtime.system.world import World
 
 GRACE = 5.0  # seconds for all ranks to write their stacks, since they do not notice the hang at the same moment
 PATIENCE = 30.0  # further seconds that writing may take: the disk may be the cause of the hang
+STOOD_STILL = 10
+"""Times its usual pause after which the watch knows that the whole process was stopped: Ctrl-Z, a suspended job."""
 COLLECTIVE = ("torch/distributed/", "deepspeed/comm/", "runtime/system/collectives.py")
 """Parts of file names in the stack of a rank that waits for others."""
 FOR_THE_DEVICE = (
@@ -99,8 +101,13 @@ class Watchdog:
         self._stopped.set()
 
     def _watch(self, seconds: float) -> None:
-        while not self._stopped.wait(min(1.0, seconds / 10)):
-            if time.monotonic() - self._since > seconds:
+        pause, looked = min(1.0, seconds / 10), time.monotonic()
+        while not self._stopped.wait(pause):
+            now = time.monotonic()
+            if now - looked > STOOD_STILL * pause:
+                self._since = max(self._since, now)  # training could not move either
+            looked = now
+            if now - self._since > seconds:
                 last_words = threading.Thread(target=self._say, args=(seconds,), daemon=True)
                 last_words.start()
                 last_words.join(GRACE + PATIENCE)
