@@ -14,8 +14,8 @@ Exit codes:
     0   complete
     2   unusable configuration, data or run folder
     3   training broke down: the gradient, the loss or the weights are not finite
-    85  asked to stop (SIGUSR1, SIGTERM, Ctrl-C, a launcher that died, a Slurm time limit that is near); a checkpoint
-        was written if a step was made
+    85  asked to stop (SIGUSR1, SIGTERM, Ctrl-C, a closed terminal, a launcher that died, a Slurm time limit that is
+        near); a checkpoint was written if a step was made
     86  no progress for train.hang_minutes
     87  a node computed wrong numbers or has a broken GPU
     88  a checkpoint could not be written

@@ -22,7 +22,7 @@ Exit codes:
     1   cells failed
     2   unusable configuration, data or request
     4   all finished except for runs that other processes are training
-    85  asked to stop (SIGUSR1, SIGTERM, Ctrl-C), cells in progress saved: start the same command again
+    85  asked to stop (SIGUSR1, SIGTERM, Ctrl-C, a closed terminal), cells in progress saved: start it again
 """
 
 import argparse

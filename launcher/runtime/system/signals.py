@@ -1,4 +1,4 @@
-"""Handle requests to stop: SIGUSR1 (Slurm, before the time limit or a preemption), SIGTERM, SIGINT, a dead launcher.
+"""Handle requests to stop: SIGUSR1 (Slurm, before a time limit or preemption), SIGTERM, SIGINT, SIGHUP, dead launchers.
 
 The handler only sets a flag. Ranks receive a signal at different times, so the loop agrees on a step with an all-reduce
 of the flag, saves there, and exits with REQUEUE, after which the sbatch script requeues the job. Before the first step
@@ -36,7 +36,7 @@ LAUNCHERS = {
 }
 MODULE, WITH_A_WORD = re.compile("-[^-mWX]*m"), re.compile("-[^-mWX]*[WX]")
 """Options of Python, perhaps after other one-letter options, that a module to run follows, or an argument."""
-SIGNALS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
+SIGNALS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 LOOK_SECONDS = 1.0  # between checks of the launchers
 SET_BY_LAUNCHERS = ("CROSS_SIZE", "TORCHELASTIC_RUN_ID")  # by deepspeed and torchrun in the environment of each rank
 
@@ -56,7 +56,8 @@ class StopRequest:
         self._deferred = False
         self._lock = Lock()
         for number in SIGNALS:
-            signal.signal(number, self._receive)
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # as nohup has it ignored
+                signal.signal(number, self._receive)
         self._launchers = _launchers()
         self._orphaned, self._next_look = False, 0.0
 

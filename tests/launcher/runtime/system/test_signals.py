@@ -16,7 +16,7 @@ from plumbline.launcher.runtime.system.exit_codes import REQUEUE
 from plumbline.launcher.runtime.system.signals import LOOK_SECONDS, StopRequest
 from tests.conftest import REPOSITORY, environment
 
-NUMBERS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
+NUMBERS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 @contextlib.contextmanager
@@ -48,6 +48,16 @@ def test_each_signal_is_a_request(stop: StopRequest, number: int) -> None:
     send(number)
     assert stop
     assert stop.signal == number
+
+
+def test_what_nohup_started_outlives_its_terminal() -> None:
+    with handlers_kept():
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        stop = StopRequest()
+        send(signal.SIGHUP)
+        assert not stop
+        send(signal.SIGTERM)
+        assert stop
 
 
 def test_requests_may_repeat(stop: StopRequest) -> None:
