@@ -13,9 +13,11 @@ if TYPE_CHECKING:
 
 WORLD = """
 import os
+from plumbline.launcher.runtime.system.threads import ranks_on_this_host
 from plumbline.launcher.runtime.system.world import read_world
 world = read_world()
-print(world.rank, world.local_rank, world.size, os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"])
+place = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
+print(world.rank, world.local_rank, world.size, *place, ranks_on_this_host(os.environ))
 """
 
 
@@ -28,6 +30,17 @@ def test_tasks_of_a_bare_srun_know_where_to_meet(cluster: Cluster, tmp_path: Pat
     assert [rank[:3] for rank in ranks] == [["0", "0", "4"], ["1", "1", "4"], ["2", "0", "4"], ["3", "1", "4"]]
     assert {rank[3] for rank in ranks} == {"127.0.0.1"}, "the address of n1, whose name does not resolve"
     assert len({rank[4] for rank in ranks}) == 1
+
+
+def test_steps_that_run_at_once_in_an_allocation_meet_apart(cluster: Cluster, tmp_path: Path) -> None:
+    (tmp_path / "world.py").write_text(WORLD)
+    step = f"srun --exact --ntasks=2 {cluster.environment['PLUMBLINE_PYTHON']} {tmp_path}/world.py"
+    command = f"export PYTHONPATH={REPOSITORY}/launcher; {step} & {step}; wait"
+    found = cluster.run("salloc", "--nodes=1", "--ntasks=4", "bash", "-c", command).splitlines()
+    ranks = sorted(line.split() for line in found if line.startswith(("0 ", "1 ")))
+    assert [rank[:3] for rank in ranks] == [["0", "0", "2"], ["0", "0", "2"], ["1", "1", "2"], ["1", "1", "2"]]
+    assert len({rank[4] for rank in ranks}) == 2
+    assert {rank[5] for rank in ranks} == {"2"}, "who share the cores of a node"
 
 
 def test_deepspeed_starts_ranks_by_srun(cluster: Cluster, config: Path, tmp_path: Path) -> None:

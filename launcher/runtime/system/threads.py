@@ -1,6 +1,7 @@
 """Choose a rank's number of threads on its host and how they wait, unless the user has chosen."""
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -65,6 +66,10 @@ def _is_chosen(environment: Mapping[str, str]) -> bool:
 
 
 def ranks_on_this_host(environment: Mapping[str, str]) -> int:
-    """Return the number of ranks on this host from torchrun, DeepSpeed or Slurm, or 1 without them."""
-    names = (*OF_LAUNCHERS, "SLURM_NTASKS_PER_NODE")
-    return next((int(environment[name]) for name in names if environment.get(name, "").isdigit()), 1)
+    """Return the number of ranks on this host from torchrun, DeepSpeed or Slurm, or 1 without them.
+
+    Slurm counts the tasks of a step on its nodes as in 4(x2),3: the first node, which has the most, stands for all.
+    """
+    names = (*OF_LAUNCHERS, "SLURM_STEP_TASKS_PER_NODE", "SLURM_NTASKS_PER_NODE")
+    found = (re.match(r"\d+", environment.get(name, "")) for name in names)
+    return next((int(count[0]) for count in found if count), 1)

@@ -45,9 +45,10 @@ def _adopt_slurm_environment() -> None:
     if _number("WORLD_SIZE") > 1 and "MASTER_ADDR" not in env:
         env["MASTER_ADDR"] = _address_of_first_task()
     env.setdefault("MASTER_ADDR", "127.0.0.1")
-    # A port per attempt of a job, as in slurm/pretrain.sbatch, below the ports of outgoing connections
+    # A port per attempt of a job, as in slurm/pretrain.sbatch, below the ports of outgoing connections; and per step,
+    # since a person may start several at once on the nodes of one allocation
     attempt = int(env["SLURM_JOB_ID"]) + 1009 * int(env.get("SLURM_RESTART_COUNT", "0"))
-    env.setdefault("MASTER_PORT", str(20000 + attempt % 12768))
+    env.setdefault("MASTER_PORT", str(20000 + (attempt + 101 * int(env["SLURM_STEP_ID"])) % 12768))
 
 
 def _number(name: str) -> int:

@@ -14,7 +14,7 @@ from plumbline.launcher.runtime.system.threads import _quota, host_threads
 SOURCES = Path(__file__).resolve().parents[4] / "launcher"  # where a script finds `plumbline`
 BY_LAUNCHERS = (
     *("OMP_NUM_THREADS", "TORCHELASTIC_RUN_ID", "LOCAL_WORLD_SIZE", "LOCAL_SIZE"),
-    *("SLURM_NTASKS_PER_NODE", "SLURM_CPUS_PER_TASK"),
+    *("SLURM_STEP_TASKS_PER_NODE", "SLURM_NTASKS_PER_NODE", "SLURM_CPUS_PER_TASK"),
 )
 
 
@@ -34,6 +34,8 @@ def cores(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"LOCAL_WORLD_SIZE": "8"}, 6),
         ({"LOCAL_SIZE": "8"}, 6),
         ({"SLURM_NTASKS_PER_NODE": "4"}, 12),
+        ({"SLURM_STEP_TASKS_PER_NODE": "16"}, 3),
+        ({"SLURM_STEP_TASKS_PER_NODE": "4(x2),3", "SLURM_NTASKS_PER_NODE": "8"}, 12),
         ({"SLURM_NTASKS_PER_NODE": "4", "SLURM_CPUS_PER_TASK": "10"}, 10),
         ({"SLURM_NTASKS_PER_NODE": "1", "SLURM_CPUS_PER_TASK": "96"}, 48),
         ({"SLURM_CPUS_PER_TASK": "48", "LOCAL_SIZE": "8"}, 6),

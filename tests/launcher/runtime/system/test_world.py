@@ -48,6 +48,17 @@ def test_deepspeed_takes_the_gpu_that_slurm_gave_the_task(host: Host, gpus: int,
     assert CUDA_Accelerator().device_name(os.environ["LOCAL_RANK"]) == device
 
 
+def test_steps_of_a_job_that_run_at_once_have_ports_of_their_own(host: Host) -> None:
+    ports = set()
+    for step in ("0", "1", "2"):
+        for name in (*RANK, "SLURM_STEP_ID"):
+            os.environ.pop(name, None)
+        host.shows(0, {**TASK, "MASTER_ADDR": "n1", "SLURM_STEP_ID": step})
+        read_world()
+        ports.add(os.environ["MASTER_PORT"])
+    assert len(ports) == 3
+
+
 def test_a_launcher_inside_a_task_with_one_gpu_starts_too_many(host: Host) -> None:
     """Two ranks of torchrun in one task must not share a GPU without a word."""
     host.shows(1, {**TASK, "SLURM_PROCID": "0", "SLURM_LOCALID": "0", **RANK})
