@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import stat
@@ -125,6 +126,38 @@ def test_the_newer_of_both_tiers_counts_and_the_rest_goes(
     assert [path.name for path in nearby.folder.iterdir() if path.is_dir()] == [part.name]
     nearby.tidy(root / "step_00000001")
     assert [path.name for path in nearby.folder.iterdir() if path.is_dir()] == []
+
+
+def test_a_nodes_disk_that_breaks_leaves_the_run_folder_to_go_on_from(
+    keep: Callable[[LocalCheckpoints, int], Path],
+    nearby: LocalCheckpoints,
+    here: Config,
+    engine: DeepSpeedEngine,
+    inputs: Inputs,
+    world: World,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On one rank of many, which would otherwise end alone, and leave the others waiting for it."""
+    root = here.run.folder / "checkpoints"
+    shared = save(engine, here, state_after(1, inputs), root, world)
+    keep(nearby, 2)
+
+    def broken(entry: Callable[..., Any]) -> Callable[..., Any]:
+        def call(path: Any = ".", *more: Any, **named: Any) -> Any:
+            if isinstance(path, (str, os.PathLike)) and Path(path).is_relative_to(nearby.folder):
+                raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+            return entry(path, *more, **named)
+
+        return call
+
+    with monkeypatch.context() as patch:
+        for name in ("listdir", "scandir"):
+            patch.setattr(os, name, broken(getattr(os, name)))
+        assert resume.find(root, world, nearby) == shared
+        nearby.tidy(shared)
+    with monkeypatch.context() as patch:
+        patch.setattr(publishing, "checkpoints", broken(store.checkpoints))
+        assert store.problems(keep(nearby, 3)) == []
 
 
 @pytest.mark.parametrize(("own", "kept"), [(0, [0, 2, 9]), (2, [0, 1, 2, 5, 9])])

@@ -17,6 +17,7 @@ import shutil
 import socket
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -114,7 +115,9 @@ class LocalCheckpoints:
 
     def candidates(self) -> list[Path]:
         """Return this rank's folder, existing or not, of each checkpoint of which any rank has a part. Collective."""
-        mine = [folder.name for folder in checkpoints(self.folder)] if self._is_ours() else []
+        mine: list[str] = []
+        with suppress(OSError):  # of a broken disk: the run folder's checkpoints count, on all ranks
+            mine = [folder.name for folder in checkpoints(self.folder)] if self._is_ours() else []
         names = {name for share in gather_objects(mine, self._world) for name in share}
         return [self.folder / name for name in names]
 
@@ -135,8 +138,13 @@ class LocalCheckpoints:
     def tidy(self, kept: Path | None) -> None:
         """Delete all checkpoints on this node except `kept`, from which training resumes: the others are outdated.
 
-        No rank may be saving: the ranks synchronize between this and the first save.
+        No rank may be saving: the ranks synchronize between this and the first save. What a broken disk does not let
+        go of stays.
         """
+        with suppress(OSError):
+            self._tidy(kept)
+
+    def _tidy(self, kept: Path | None) -> None:
         for leftover in self._home.parent.glob(f".{self._home.name}.*.staging"):
             shutil.rmtree(leftover, ignore_errors=True)
         if not self._is_ours():
@@ -155,9 +163,9 @@ class LocalCheckpoints:
 
     def _read(self, folder: Path, heartbeat: Callable[[], object]) -> tuple[str | None, str | None]:
         """Return what is wrong with this rank's part, or None, and the id of the save that it belongs to."""
-        if not self._is_ours() or not folder.is_dir():
-            return "there is none", None
         try:
+            if not self._is_ours() or not folder.is_dir():
+                return "there is none", None
             found = problems(folder, contents=True, heartbeat=heartbeat)
             if found:
                 return ", ".join(found), None

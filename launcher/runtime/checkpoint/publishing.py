@@ -185,8 +185,13 @@ def prune(root: Path, step: int, keep: CheckpointConfig, heartbeat: Callable[[],
         keep: which checkpoints to keep.
         heartbeat: called for each part of a later checkpoint that was read.
     """
-    later = [folder for folder in checkpoints(root) if step_of(folder) > step]
-    older = [folder for folder in checkpoints(root) if step_of(folder) <= step][keep.keep_last :]
+    try:
+        there = checkpoints(root)
+    except OSError as error:
+        LOG.warning(f"{root} cannot be listed ({error}); the next save deletes what need not be kept")
+        return
+    later = [folder for folder in there if step_of(folder) > step]
+    older = [folder for folder in there if step_of(folder) <= step][keep.keep_last :]
     unwanted = [folder for folder in older if keep.keep_every is None or step_of(folder) % keep.keep_every]
     for folder in [*later, *unwanted]:
         try:
