@@ -7,10 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from plumbline.launcher.runtime.system.exit_codes import UNREACHED, UNUSABLE
 from tests.conftest import PATIENCE, REPOSITORY, environment
 
 TORCH = "import os, sys\nprint(f\"torch: threads {os.environ['OMP_WAIT_POLICY']}\", flush=True)\nos._exit(7)\n"
 STEP = {"SLURM_STEP_ID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "4", "SLURM_STEP_NUM_TASKS": "3"}
+
+UNREADABLE = Path("/proc/self/mem")
+"""A file at whose start Linux reads nothing but an I/O error, as a network disk does that is away."""
 
 
 @pytest.fixture
@@ -66,3 +70,11 @@ def test_an_override_without_a_value_is_told_ahead_of_slow_imports(torchless: Pa
     code, _, errors = begin(torchless, tiny_config, {}, "optimizer.lr")
     assert code == 2
     assert errors.startswith("error: 'optimizer.lr': an override is section.key=value")
+
+
+@pytest.mark.parametrize(("variables", "expected"), [({}, UNUSABLE), ({"SLURM_JOB_ID": "7"}, UNREACHED)])
+def test_a_disk_that_cannot_read_the_configuration_does_not_end_a_job_for_good(
+    torchless: Path, variables: Mapping[str, str], expected: int
+) -> None:
+    code, _, errors = begin(torchless, UNREADABLE, variables)
+    assert (code, errors) == (expected, f"error: [Errno 5] Input/output error: '{UNREADABLE}'\n")

@@ -14,6 +14,7 @@ from omegaconf.grammar_parser import parse
 from yaml import MarkedYAMLError, YAMLError
 
 from plumbline.launcher.runtime.config.errors import ConfigError
+from plumbline.launcher.runtime.system.files import naming
 
 Node = DictConfig | ListConfig
 DEEPEST = 500
@@ -45,7 +46,8 @@ def yaml_problems(source: str) -> Iterator[None]:
     except RecursionError as error:
         raise ConfigError(f"{source}: cannot be read as YAML: it is nested too deeply") from error
     except (YAMLError, OmegaConfBaseException, OSError, ValueError, TypeError) as error:  # numbers of 5000 digits
-        if isinstance(error, ConfigError):
+        # An error of the disk may pass, unlike OmegaConf's own, which has no number
+        if isinstance(error, ConfigError) or (isinstance(error, OSError) and error.errno is not None):
             raise
         raise ConfigError(f"{source}: cannot be read as YAML: {error}") from error
 
@@ -57,6 +59,7 @@ def read_yaml(path: Path) -> Node:
         ConfigError: there is no such file, it does not hold YAML sections or a list, it has a number in another base
             than 10, or a `${...}` that refers to more than another key: a configuration by somebody else must not read
             secrets from the environment into run folders and error messages.
+        OSError: the disk cannot read it.
     """
     if not path.exists():
         known = ", ".join(sorted(str(file) for file in path.parent.glob("*.yaml"))) or "no .yaml files"
@@ -67,7 +70,7 @@ def read_yaml(path: Path) -> Node:
         raise ConfigError(f"{path}: is a folder; name a file in it, which holds {inside}")
     if path.is_fifo():
         raise ConfigError(f"{path}: is a pipe, which can be read once and no more: write it to a file")
-    with yaml_problems(str(path)):
+    with yaml_problems(str(path)), naming(path):
         content = path.read_bytes() if path.is_file() else b""
         check_numbers(content, str(path))
         node: Node = OmegaConf.load(path)

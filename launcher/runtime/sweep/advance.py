@@ -56,6 +56,7 @@ def read_share(config: Path | None, plan: Path | None, first: int, step: int) ->
 
     Raises:
         ConfigError: the file cannot be read as a plan or sweep.
+        OSError: the disk cannot read it.
     """
     name = f"{first}-of-{step}"
     if plan is None:
@@ -65,7 +66,7 @@ def read_share(config: Path | None, plan: Path | None, first: int, step: int) ->
     try:
         document = json.loads(plan.read_text(encoding="utf-8"))
         sweep, signatures = document["sweep"], document["runs"][first::step]
-    except (OSError, ValueError, LookupError, TypeError) as error:
+    except (FileNotFoundError, ValueError, LookupError, TypeError) as error:
         raise ConfigError(f"{plan}: cannot be read as the plan of a sweep: {error}") from error
     folder = _folder(sweep, plan)
     runs = [folder / "runs" / signature for signature in signatures]

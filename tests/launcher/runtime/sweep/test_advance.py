@@ -79,3 +79,9 @@ def test_what_is_no_sweep_is_said(plan: Path) -> None:
         plan.write_text(text)
         with pytest.raises(ConfigError, match=r"plan\.json: cannot be read as the plan"):
             read_share(None, plan, 0, 1)
+
+
+def test_a_plan_that_the_disk_cannot_read_is_looked_at_again() -> None:
+    """As `once_the_disk_is_back` does with an OSError alone. Linux reads nothing at the start of this file."""
+    with pytest.raises(OSError, match=r"\[Errno 5\]"):
+        read_share(None, Path("/proc/self/mem"), 0, 1)
