@@ -1,9 +1,12 @@
 """Turn the many errors that a damaged file can cause into one kind, which names the file."""
 
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from plumbline.data.disk import AWAY, number_of
 
 
 class DamagedFileError(ValueError):
@@ -15,7 +18,8 @@ def reading(path: Path | str, remedy: str = "") -> Iterator[None]:
     """Turn any error while a file or folder is read into a DamagedFileError that names it.
 
     A file from elsewhere, or one that a crash left, may hold anything, and the libraries that read it raise all kinds
-    of errors. Errors that name the path themselves pass unchanged.
+    of errors. Errors that name the path themselves pass unchanged. A disk that is away says nothing of the file: its
+    error stays an OSError, so that the file is not taken for damaged.
 
     Args:
         path: what is read.
@@ -28,6 +32,9 @@ def reading(path: Path | str, remedy: str = "") -> Iterator[None]:
             raise
         if isinstance(error, OSError) and error.filename is not None:
             raise
+        number = number_of(error)
+        if number is not None and number in AWAY:
+            raise OSError(number, os.strerror(number), str(path)) from error
         raise DamagedFileError(f"{path}: cannot be read: {in_words(error)}{remedy and f'; {remedy}'}") from error
 
 

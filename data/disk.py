@@ -10,6 +10,8 @@ from pathlib import Path
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 """Error numbers for a full disk or quota."""
+AWAY = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.ESHUTDOWN)
+"""Error numbers of a shared file system while its server or this node's client restarts."""
 AT_FDCWD, RENAME_EXCHANGE = -100, 2  # of Linux's renameat2
 
 

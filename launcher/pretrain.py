@@ -31,8 +31,8 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
+from plumbline.data.disk import AWAY
 from plumbline.launcher.runtime.system import cli
-from plumbline.launcher.runtime.system.attempts import AWAY
 from plumbline.launcher.runtime.system.before_torch import announce, slurm_ranks
 from plumbline.launcher.runtime.system.exit_codes import COMPLETE, CRASHED, REQUEUE, UNREACHED, UNUSABLE
 from plumbline.launcher.runtime.system.log import LOG, TRAINING, own_rank, stamp_lines

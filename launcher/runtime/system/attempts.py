@@ -6,7 +6,6 @@ place ends, and a person has to look. The number of fruitless attempts in a row 
 survives when Slurm kills the job's processes, and is shared by all jobs of a chain. A new submission resets the count.
 """
 
-import errno
 import json
 import os
 import time
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from plumbline.data.disk import AWAY
 from plumbline.launcher.runtime.system.exit_codes import BROKEN, COMPLETE, UNUSABLE
 from plumbline.launcher.runtime.system.files import write_json
 from plumbline.launcher.runtime.system.launch import job_id, restart_count
@@ -37,10 +37,6 @@ FINAL = {
     BROKEN: "training broke down",
 }
 """Exit codes after which another attempt would end the same way, and their meaning."""
-
-
-AWAY = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.ESHUTDOWN)
-"""Errors of a shared file system while its server or this node's client restarts."""
 Result = TypeVar("Result")
 Progress = tuple[int, ...]
 """How much of a job's work is saved, which grows over time. For a run: (step of its newest checkpoint,); for a sweep:

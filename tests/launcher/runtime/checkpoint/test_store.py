@@ -11,7 +11,13 @@ import pytest
 from plumbline.data.damage import DamagedFileError
 from plumbline.launcher.runtime.checkpoint import store
 from plumbline.launcher.runtime.checkpoint.resume import _data_steps_drawn, read_state
-from plumbline.launcher.runtime.checkpoint.store import CheckpointError, FormatError, checkpoints, read_manifest
+from plumbline.launcher.runtime.checkpoint.store import (
+    CheckpointError,
+    FormatError,
+    UnreadError,
+    checkpoints,
+    read_manifest,
+)
 
 STATE = {"step": 3, "samples": 24, "tokens": 768, "corpora": {"text": "0" * 16}}
 MANIFEST = {
@@ -63,6 +69,13 @@ def test_a_folder_that_cannot_be_listed_is_not_empty(tmp_path: Path, monkeypatch
         monkeypatch.setattr(os, name, refuse)
     with pytest.raises(PermissionError):
         checkpoints(tmp_path)
+
+
+def test_a_disk_that_is_away_does_not_make_a_checkpoint_damaged(tmp_path: Path) -> None:
+    """What is damaged is passed over, with all steps since the one before. Linux reads nothing of the file here."""
+    (tmp_path / store.MANIFEST).symlink_to("/proc/self/mem")
+    with pytest.raises(UnreadError, match=rf"{tmp_path}/manifest.json could not be read \(\[Errno 5\]"):
+        store.problems(tmp_path)
 
 
 def test_without_a_folder_there_are_no_checkpoints(tmp_path: Path) -> None:
