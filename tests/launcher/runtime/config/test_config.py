@@ -16,7 +16,6 @@ from plumbline.launcher.runtime.config.load import load_config, save_config
 from plumbline.launcher.runtime.config.parse import parse_config
 from plumbline.launcher.runtime.config.plan import cautions, plan_run
 from plumbline.launcher.runtime.config.schema import Config
-from plumbline.launcher.runtime.config.written import read_values
 from plumbline.launcher.runtime.optim.duration import Duration
 from tests.launcher.runtime.config.conftest import SMALL, problems
 
@@ -104,12 +103,6 @@ def test_a_number_is_not_read_in_another_base(file: Path, tmp_path: Path, text: 
         (line,) = problems(path, *given)
         assert f"{text}: YAML reads it as {read}; write a number without a leading zero" in line
     assert load_config(file, [f"metrics.project='{text}'"]).metrics.project == text
-
-
-def test_an_error_of_the_disk_stays_one_and_names_the_file() -> None:
-    """It may pass, so the job script asks again. Linux reads nothing at the start of this file."""
-    with pytest.raises(OSError, match=r"\[Errno 5\] .*'/proc/self/mem'"):
-        read_values(Path("/proc/self/mem"), [])
 
 
 def test_what_a_file_says_is_not_repeated_when_it_is_no_yaml(tmp_path: Path) -> None:

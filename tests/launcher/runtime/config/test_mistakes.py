@@ -8,6 +8,7 @@ import yaml
 from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.plan import last_step
+from plumbline.launcher.runtime.config.written import read_values
 from plumbline.launcher.runtime.optim.schedule import check_phases
 from plumbline.launcher.runtime.sweep.config import load_sweep
 from tests.launcher.runtime.config.conftest import SMALL, problems
@@ -169,3 +170,9 @@ def test_a_configuration_of_a_run_is_no_sweep(file: Path) -> None:
     with pytest.raises(ConfigError) as refused:
         load_sweep(file)
     assert f"is the configuration of one run: train it with launcher/pretrain.py --config {file}" in str(refused.value)
+
+
+def test_an_error_of_the_disk_stays_one_and_names_the_file() -> None:
+    """It may pass, so the job script asks again. Linux reads nothing at the start of this file."""
+    with pytest.raises(OSError, match=r"\[Errno 5\] .*'/proc/self/mem'"):
+        read_values(Path("/proc/self/mem"), [])
