@@ -15,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
+from plumbline.data.disk import AWAY
 from plumbline.launcher.runtime.run.ledger import Attempt, Bucket, Ledger, seconds_until
 from plumbline.launcher.runtime.run.lock import LEASE_SECONDS, RunLockedError, hold
 from plumbline.launcher.runtime.run.status_file import (
@@ -337,12 +338,15 @@ def _close_before(folder: Path, until: float) -> tuple[list[Attempt], Status | N
 
 
 def _read_or_put_aside(folder: Path, name: str, read: Callable[[Path], T]) -> T | None:
-    """Return the contents of a file in the folder; a damaged file is renamed, so that the next write keeps it."""
+    """Return the contents of a file in the folder.
+
+    One that is damaged, or that the disk cannot read at the moment, is renamed, so that the next write keeps it.
+    """
     try:
         return read(folder)
     except (OSError, ValueError) as error:
         kept = ""
-        if isinstance(error, ValueError):
+        if isinstance(error, ValueError) or error.errno in AWAY:
             kept = f"; kept as {name}.damaged"
             with suppress(OSError):
                 (folder / name).replace(folder / f"{name}.damaged")

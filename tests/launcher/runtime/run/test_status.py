@@ -227,6 +227,14 @@ def test_damaged_accounts_are_kept_beside_the_new_ones(tmp_path: Path) -> None:
     assert [attempt.exit_code for attempt in read_attempts(tmp_path)] == [0]
 
 
+def test_accounts_that_the_disk_cannot_read_are_kept_as_well(tmp_path: Path) -> None:
+    (tmp_path / ATTEMPTS).symlink_to("/proc/self/mem")  # at whose start Linux reads nothing but an I/O error
+    with RunStatus(tmp_path) as status:
+        status.end(0, "complete")
+    assert (tmp_path / f"{ATTEMPTS}.damaged").is_symlink()
+    assert [attempt.exit_code for attempt in read_attempts(tmp_path)] == [0]
+
+
 SCONTROL = """\
 #!/bin/bash
 echo "JobId=7 JobName=a SubmitTime={submit} EligibleTime={submit} StartTime={start} BatchFlag={batch}"
