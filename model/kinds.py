@@ -1,6 +1,7 @@
 """Find a kind (of block, attention, ...) by name, and check its requirements on other switches."""
 
 import difflib
+import inspect
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -47,9 +48,35 @@ def kind_named(kinds: Mapping[str, Kind], key: str, name: str) -> Kind:
     """
     if name in kinds:
         return kinds[name]
-    close = difflib.get_close_matches(name, kinds, n=1, cutoff=0.7)
-    hint = f"did you mean {close[0]}?" if close else f"it is one of {', '.join(kinds)}"
-    raise ValueError(f"{key} = {name}: there is none of that name; {hint}")
+    raise ValueError(f"{key} = {name}: there is none of that name; {nearest(name, kinds, 0.7)}")
+
+
+def nearest(name: str, known: Iterable[str], cutoff: float) -> str:
+    """Return the question whether a known name, at least so similar, is meant, or a list of all."""
+    known = list(known)
+    close = difflib.get_close_matches(name, known, n=1, cutoff=cutoff)
+    return f"did you mean {close[0]}?" if close else f"it is one of {', '.join(known)}"
+
+
+def check_written(part: object, base: type, members: Iterable[str]) -> None:
+    """Refuse a kind that does not have what its base leaves to it.
+
+    Args:
+        part: an object of the kind.
+        base: the common base of all kinds.
+        members: names of methods and attributes, whether declared in the base or not.
+
+    Raises:
+        ValueError: names the kind and what it lacks.
+    """
+    kind = type(part)
+    for member in members:
+        own = member in vars(part) or inspect.getattr_static(kind, member, None)
+        if own is inspect.getattr_static(base, member, None):
+            raise ValueError(
+                f"{kind.__module__}.{kind.__name__} has no {member}: a kind states its own, "
+                f"see {base.__name__} in {base.__module__}"
+            )
 
 
 def state_anew(kind: type, base: type, flags: Iterable[str]) -> None:

@@ -10,14 +10,23 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from plumbline.model.attention.kind import Attention
 from plumbline.model.blocks.kind import Block
 from plumbline.model.blocks.residual import Residual
 from plumbline.model.config import ModelConfig
 from plumbline.model.decoder import CausalLM
+from plumbline.model.kinds import check_written
 from plumbline.model.objectives import ObjectiveConfig
-from plumbline.model.objectives.objective import TrainedLM
+from plumbline.model.objectives.objective import Objective, ObjectiveSettings, TrainedLM
 from plumbline.model.parameterization.multipliers import Multipliers
 from plumbline.model.parameterization.tensors import Role, TensorRule, tensor_rule
+
+OWN: dict[type[nn.Module], tuple[str, ...]] = {
+    Block: ("forward",),
+    Attention: ("forward", "scaled_module"),
+    Objective: ("terms", "targets", "forward"),
+}
+"""What every kind has to have of its own."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +62,12 @@ def model_tensors(model: ModelConfig, objective: ObjectiveConfig | None = None) 
         if objective is None:
             skeleton = CausalLM(model, forward)
         else:
+            check_written(objective, ObjectiveSettings, ("make",))
             skeleton = TrainedLM(model, forward, objective.make(model, forward, 0))
+    for module in skeleton.modules():
+        for base, members in OWN.items():
+            if isinstance(module, base):
+                check_written(module, base, members)
     _check_buffers(skeleton)
     _check_branches(skeleton)
     found = {

@@ -16,7 +16,7 @@ from plumbline.model.blocks.pre_norm import PreNormBlock
 from plumbline.model.combinations import check_model
 from plumbline.model.config import ModelConfig
 from plumbline.model.objectives.next_token import NextToken, NextTokenConfig
-from plumbline.model.objectives.objective import TrainedLM
+from plumbline.model.objectives.objective import Objective, ObjectiveSettings, TrainedLM
 from plumbline.model.parameterization.skeleton import model_tensors
 from plumbline.model.parameterization.tensors import TensorRule
 from tests.model.conftest import MakeConfig, MakeModel
@@ -94,6 +94,65 @@ def test_what_another_kind_can_do_is_not_taken_over() -> None:
     assert (SoftmaxAttention.serves_slots, SoftmaxAttention.rounds_stored) == (True, True)
     assert (Experts.serves_slots, Experts.rounds_stored) == (False, False)
     assert [kind.no_native_code is None for kind in (Attention, SoftmaxAttention, Experts)] == [False, True, False]
+
+
+class NoForward(PreNormBlock):
+    """Wire nothing yet."""
+
+    forward = nn.Module.forward
+
+
+class NoMap(Attention):
+    """Compute nothing yet."""
+
+
+class NoScale(NoMap):
+    """Leave out what exports ask for."""
+
+    def forward(self, x: torch.Tensor, *_: object) -> torch.Tensor:
+        return x
+
+
+class Unnamed(Objective):
+    """Minimise nothing yet."""
+
+
+class Uncounted(Unnamed):
+    """Name a loss."""
+
+    terms = ("next_token",)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "name", "kind", "lacks"),
+    [
+        (BLOCKS, "pre_norm", NoForward, "forward"),
+        (ATTENTIONS, "softmax", NoMap, "forward"),
+        (ATTENTIONS, "softmax", NoScale, "scaled_module"),
+    ],
+)
+def test_a_kind_half_written_is_refused_before_anything_runs(
+    mine: pytest.MonkeyPatch, make_config: MakeConfig, kinds: dict[str, type], name: str, kind: type, lacks: str
+) -> None:
+    mine.setitem(kinds, name, kind)
+    with pytest.raises(ValueError, match=rf"test_extending\.{kind.__name__} has no {lacks}: .*kind$"):
+        model_tensors(make_config())
+
+
+@pytest.mark.parametrize(
+    ("make", "lacks"),
+    [
+        (ObjectiveSettings.make, "NextTokenConfig has no make"),
+        (lambda *_: Unnamed(), "Unnamed has no terms"),  # type: ignore[abstract]
+        (lambda *_: Uncounted(), "Uncounted has no targets"),  # type: ignore[abstract]
+    ],
+)
+def test_an_objective_half_written_is_refused_before_anything_runs(
+    mine: pytest.MonkeyPatch, make_config: MakeConfig, make: Any, lacks: str
+) -> None:
+    mine.setattr(NextTokenConfig, "make", make)
+    with pytest.raises(ValueError, match=rf"{lacks}: a kind states its own, see Objective\w* in .*objective$"):
+        model_tensors(make_config(), NextTokenConfig())
 
 
 class NoValues(Attention):

@@ -10,6 +10,7 @@ from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
 from plumbline.launcher.runtime.config.synonyms import meant_by
+from plumbline.model.kinds import nearest
 
 DISCRIMINATORS = ("name", "rope_type")
 """Keys of a section that choose one of several schemas."""
@@ -87,7 +88,7 @@ def explain(problems: Iterable[ErrorDetails], schema: type[BaseModel]) -> Iterat
                 yield f"{path}{'.' if KEY.match(line) else ': '}{line}" if path else line
         elif problem["type"] == "union_tag_invalid":
             tag, known = problem["ctx"]["tag"], re.findall(r"'(\w+)'", problem["ctx"]["expected_tags"])
-            yield f"{path}.{_discriminator(problem)} = {tag}: there is none of that name; {_nearest(tag, known)}"
+            yield f"{path}.{_discriminator(problem)} = {tag}: there is none of that name; {nearest(tag, known, 0.5)}"
         elif problem["type"] == UNKNOWN:
             yield f"{path} = {_as_written(problem['input'])}: unknown key; {hints[problem['loc']]}"
         else:
@@ -124,12 +125,6 @@ def _expected(problem: ErrorDetails, path: str) -> str:
 def _as_written(value: object) -> str:
     """Return a value in YAML's spelling, where Python's differs."""
     return json.dumps(value) if value is None or isinstance(value, bool) else repr(value)
-
-
-def _nearest(word: str, known: list[str]) -> str:
-    """Return which of the known words may be meant, or all of them."""
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
-    return f"did you mean {close[0]}?" if close else f"it is one of {', '.join(known)}"
 
 
 def _example(location: tuple[int | str, ...]) -> str:

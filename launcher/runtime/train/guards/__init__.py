@@ -15,6 +15,7 @@ from plumbline.launcher.runtime.train.guards.replay import Replay
 from plumbline.launcher.runtime.train.guards.replicas import Replicas
 from plumbline.launcher.runtime.train.guards.spike import GradientSpike, LossSpike
 from plumbline.launcher.runtime.train.guards.transfer import Transfer
+from plumbline.model.kinds import check_written
 
 
 class Guards:
@@ -26,6 +27,8 @@ class Guards:
 
     def __init__(self, *guards: Guard) -> None:
         self._guards = guards
+        for guard in guards:
+            check_written(guard, Guard, ("name",))
 
     def before_step(self, step: int, micro_batches: int) -> None:
         """Tell all guards which step is next."""

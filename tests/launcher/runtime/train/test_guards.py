@@ -22,8 +22,8 @@ from plumbline.launcher.runtime.config.guards import (
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.plan import cautions, plan_run
 from plumbline.launcher.runtime.engine.step_result import StepResult
-from plumbline.launcher.runtime.train.guards import make_guards
-from plumbline.launcher.runtime.train.guards.guard import RollBack, TrainingError
+from plumbline.launcher.runtime.train.guards import Guards, make_guards
+from plumbline.launcher.runtime.train.guards.guard import Guard, RollBack, TrainingError
 from plumbline.launcher.runtime.train.guards.non_finite import NonFinite
 from plumbline.launcher.runtime.train.guards.spike import GradientSpike, LossSpike, Spike
 
@@ -40,6 +40,11 @@ def result(norm: float = 1.0, applied: bool = True, loss: float = 2.0) -> StepRe
 @pytest.fixture
 def guard() -> NonFinite:
     return NonFinite(NonFiniteConfig(max_skipped=MOST), TOTAL)
+
+
+def test_a_guard_without_a_name_is_refused_before_its_state_is_saved() -> None:
+    with pytest.raises(ValueError, match=r"guards\.guard\.Guard has no name"):
+        Guards(Guard())
 
 
 def test_a_skipped_update_is_a_warning_and_no_time_for_a_checkpoint(
