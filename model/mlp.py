@@ -19,16 +19,6 @@ def _gelu_tanh(x: Tensor) -> Tensor:
     return F.gelu(x, approximate="tanh")
 
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "swiglu": F.silu,
-    "geglu": F.gelu,
-    "gelu": F.gelu,
-    "gelu_tanh": _gelu_tanh,
-    "relu": F.relu,
-    "relu2": _relu_squared,
-}
-
-
 def _trains(model: ModelConfig) -> bool:
     return not model.frozen_mlp
 
@@ -36,9 +26,9 @@ def _trains(model: ModelConfig) -> bool:
 class ShapedReLU(nn.Module):
     """Apply a leaky ReLU of slope 1 - 1/sqrt(width) that preserves the second moment (arXiv 2306.17759, section 3)."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.slope = 1 - width**-0.5
+        self.slope = 1 - config.hidden_size**-0.5
         self.gain = math.sqrt(2 / (1 + self.slope**2))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -58,7 +48,7 @@ class XIELU(nn.Module):
         TensorRule("alpha_n", "hidden_scalar", start=math.log(math.expm1(0.8 - BETA)), trains=_trains),
     )
 
-    def __init__(self) -> None:
+    def __init__(self, _config: ModelConfig) -> None:
         super().__init__()
         self.alpha_p = nn.Parameter(torch.empty(1))
         self.alpha_n = nn.Parameter(torch.empty(1))
@@ -70,10 +60,21 @@ class XIELU(nn.Module):
         return torch.where(x > 0, positive * x * x, below) + self.BETA * x
 
 
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "swiglu": F.silu,
+    "geglu": F.gelu,
+    "gelu": F.gelu,
+    "gelu_tanh": _gelu_tanh,
+    "relu": F.relu,
+    "relu2": _relu_squared,
+}
+"""Nonlinearities by the value of model.mlp."""
+MODULES: dict[str, Callable[[ModelConfig], nn.Module]] = {"shaped_relu": ShapedReLU, "xielu": XIELU}
+"""Those that depend on the model's shape, or learn."""
+
+
 def _activation(config: ModelConfig) -> Callable[[Tensor], Tensor]:
-    if config.mlp == "xielu":
-        return XIELU()
-    return ShapedReLU(config.hidden_size) if config.mlp == "shaped_relu" else ACTIVATIONS[config.mlp]
+    return MODULES[config.mlp](config) if config.mlp in MODULES else ACTIVATIONS[config.mlp]
 
 
 def _first_input_scale(model: ModelConfig) -> float:

@@ -2,14 +2,15 @@
 
 import math
 from collections.abc import Callable
+from typing import get_args
 
 import pytest
 import torch
 from torch import Tensor
 from transformers.activations import XIELUActivation
 
-from plumbline.model.config import ModelConfig
-from plumbline.model.mlp import ACTIVATIONS, MLP, XIELU
+from plumbline.model.config import GATED_MLPS, ModelConfig
+from plumbline.model.mlp import ACTIVATIONS, MLP, MODULES, XIELU
 
 MakeConfig = Callable[..., ModelConfig]
 Enliven = Callable[..., None]
@@ -72,4 +73,7 @@ def test_the_input_scale_multiplies_what_the_nonlinearity_sees(make_config: Make
 
 
 def test_every_kind_is_tested() -> None:
-    assert {*GATED, *PLAIN} == {*ACTIVATIONS, "shaped_relu"}, "xielu has a test of its own"
+    kinds = {*get_args(ModelConfig.model_fields["mlp"].annotation)}
+    assert kinds == {*ACTIVATIONS, *MODULES}
+    assert kinds == {*GATED, *PLAIN, "xielu"}, "xielu has a test of its own"
+    assert {*GATED} == {*GATED_MLPS}

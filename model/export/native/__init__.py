@@ -11,7 +11,7 @@ from plumbline.model.attention import attention_kind
 from plumbline.model.blocks import block_kind
 from plumbline.model.config import ModelConfig
 from plumbline.model.export.fold import FOLDED, Weights, fold_multipliers, folded_config
-from plumbline.model.export.stock import PLAIN, SHAPES, Export, Target
+from plumbline.model.export.stock import GATED, PLAIN, SHAPES, UNGATED, Export, Target
 from plumbline.model.parameterization.multipliers import Multipliers
 from plumbline.model.rotary import rotary_frequencies
 
@@ -24,6 +24,12 @@ AUTO_MAP = {
 }
 KEYS = (SHAPES | set(PLAIN)) - set(FOLDED) - {"rope_scaling"}
 """Model keys that the code reads. For scaled positions it reads the resulting frequencies instead."""
+KNOWN = {
+    "mlp": (*GATED, *UNGATED, "shaped_relu", "xielu"),
+    "norm": ("rmsnorm", "layernorm"),
+    "position_embedding": ("rope", "learned"),
+}
+"""Values that the code has of keys without a class of kinds."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +44,9 @@ class Native(Target):
             "block": block_kind(config).no_native_code,
             "attention": attention_kind(config).no_native_code,
         }
+        folded = folded_config(config)
+        lacking = (key for key, values in KNOWN.items() if getattr(folded, key) not in values)
+        reasons |= dict.fromkeys(lacking, f"model/export/native/{CODE[1].name} lacks it")
         for key, reason in reasons.items():
             if reason is not None:
                 return f"cannot hold model.{key} = {getattr(config, key)}: {reason}"
