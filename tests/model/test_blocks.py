@@ -312,7 +312,7 @@ def test_scalars_sum_their_gradient_over_channels_and_vectors_do_not(make_config
         ({"attention": "shaped", "attention_sink": True}, "attention_sink = True does not fit, set it to False"),
         ({"family": "mixit", "qk_norm": "head"}, "attention = mixing has neither queries nor keys"),
         ({"block": "pre_nrom"}, "block = pre_nrom: there is none of that name; did you mean pre_norm"),
-        ({"attention": "x"}, "attention = x: .* it is one of softmax, shaped, mixing, pruned"),
+        ({"attention": "x"}, f"attention = x: .* it is one of {', '.join(ATTENTIONS)}"),
         ({"block": "skipless"}, "attention = softmax does not fit, set it to shaped"),
         (
             {"family": "sas", "num_key_value_heads": 2},
