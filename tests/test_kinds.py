@@ -10,7 +10,7 @@ import pytest
 
 from plumbline.launcher.runtime.optim.horizon import HorizonConfig
 from plumbline.launcher.runtime.optim.optimizer import OPTIMIZERS
-from plumbline.launcher.runtime.optim.schedule import COOLDOWNS, ScheduleConfig
+from plumbline.launcher.runtime.optim.schedule import COOLDOWNS, SHAPES, ScheduleConfig
 from plumbline.model.attention import ATTENTIONS
 from plumbline.model.attention.kind import Attention
 from plumbline.model.blocks import BLOCKS
@@ -39,7 +39,7 @@ def own_files() -> dict[str, Path]:
     for settings in get_args(ObjectiveConfig):
         kinds += [(name, settings) for name in get_args(settings.model_fields["name"].annotation)]
     kinds += [(name, method.round) for name, method in METHODS.items()]
-    kinds += [(name, ScheduleConfig) for name in COOLDOWNS]
+    kinds += [(name, ScheduleConfig) for name in (*COOLDOWNS, *SHAPES)]
     for section in (ParameterizationConfig, HorizonConfig):
         kinds += [(name, section) for name in get_args(section.model_fields["rule"].annotation) if name != "none"]
     return {name: Path(inspect.getfile(kind)).resolve() for name, kind in kinds}

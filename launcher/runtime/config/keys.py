@@ -13,7 +13,7 @@ from typing import Any
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.optim.duration import UNITS, WRITTEN, Duration
 from plumbline.launcher.runtime.optim.optimizer import OPTIMIZERS
-from plumbline.launcher.runtime.optim.schedule import COOLDOWNS, PHASES
+from plumbline.launcher.runtime.optim.schedule import COOLDOWNS, PHASES, SHAPES
 from plumbline.model.attention import ATTENTIONS
 from plumbline.model.blocks import BLOCKS
 from plumbline.model.config import ModelConfig
@@ -27,6 +27,7 @@ KINDS: dict[tuple[str, str], Iterable[str]] = {
     ("ModelConfig", "block"): BLOCKS,
     ("ModelConfig", "attention"): ATTENTIONS,
     ("OptimizerConfig", "name"): OPTIMIZERS,
+    ("ScheduleConfig", "name"): SHAPES,
     ("ScheduleConfig", "cooldown"): COOLDOWNS,
 }
 """Keys whose values are the names in a table."""

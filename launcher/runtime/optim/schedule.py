@@ -41,6 +41,24 @@ COOLDOWNS = {
     "exponential": Cooldown(lambda x, end: math.pow(end, x), reaches_zero=False),
 }
 
+
+@dataclass(frozen=True)
+class Shape:
+    """Describe the rate after the warm-up."""
+
+    falls: Literal["at the end", "all the way", "never"]
+    """When it falls; at the end: for `decay`."""
+    cooldown: str | None = None
+    """How it falls, one of COOLDOWNS; None: as `cooldown` of the section says."""
+
+
+SHAPES = {
+    "wsd": Shape("at the end"),
+    "cosine": Shape("all the way", "cosine"),
+    "linear": Shape("all the way", "linear"),
+    "constant": Shape("never"),
+}
+
 PHASES = ("warmup", "decay")
 
 
@@ -84,9 +102,9 @@ class BranchConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attr
 
 
 class ScheduleConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
-    """Raise the rate linearly, then follow one of four shapes."""
+    """Raise the rate linearly, then follow a shape."""
 
-    name: Literal["wsd", "cosine", "linear", "constant"] = "wsd"
+    name: str = "wsd"
     """Shape of the rate after the warm-up. wsd: constant, then a decay; cosine, linear: half a cosine or a straight
     line to the end; constant: no decay."""
     warmup: DurationKey = Duration(0, "steps")
@@ -117,6 +135,7 @@ class ScheduleConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_at
 
     @validator(mode="after")
     def _check(self) -> "ScheduleConfig":
+        kind_named(SHAPES, "name", self.name)
         if self.decay.amount == 0:
             raise ValueError(f"decay = {self.decay}: must be longer; name: constant never decays")
         if not kind_named(COOLDOWNS, "cooldown", self.cooldown).reaches_zero and self.final_lr_fraction == 0:
@@ -164,7 +183,7 @@ def check_phases(config: ScheduleConfig, batch_plan: BatchPlan, total_steps: int
             "away (data.batch_size_warmup=[]), or train for longer"
         )
     phases = {"warmup": config.warmup.steps_of(batch_plan, total_steps)}
-    if config.name == "wsd":
+    if SHAPES[config.name].falls == "at the end":
         phases["decay"] = config.decay.steps_of(batch_plan, total_steps)
         one_step = config.decay.before_end(batch_plan, total_steps) <= batch_plan.tokens_per_step
         if one_step and config.decay.unit != "fraction":
@@ -197,8 +216,9 @@ class Schedule:
             self.decay_start = batch_plan.tokens_before(config.branch.first_step)
             self.warmup_end = min(self.warmup_end, self.decay_start)  # a fraction is of another end
         else:
-            decays_from = {"wsd": self.end - config.decay.before_end(batch_plan, total_steps), "constant": self.end}
-            self.decay_start = max(self.warmup_end, decays_from.get(config.name, 0))
+            before_end = config.decay.before_end(batch_plan, total_steps)
+            decays_from = {"at the end": self.end - before_end, "all the way": 0, "never": self.end}
+            self.decay_start = max(self.warmup_end, decays_from[SHAPES[config.name].falls])
 
     def factor(self, tokens: int) -> float:
         """Return the factor on every group's peak learning rate for the update after `tokens` tokens.
@@ -222,8 +242,8 @@ class Schedule:
     @property
     def _shape(self) -> str:
         """Return the name of the cooldown by which the rate falls; a constant rate never uses it."""
-        config = self.config
-        return config.name if config.name in ("cosine", "linear") and config.branch is None else config.cooldown
+        own = SHAPES[self.config.name].cooldown if self.config.branch is None else None
+        return own or self.config.cooldown
 
     def describe(self) -> str:
         """Return the phases in one line, by the steps at which they end."""

@@ -12,11 +12,11 @@ from pydantic import ValidationError
 from plumbline.data.batch_plan import BatchPlan, BatchStage
 from plumbline.launcher.runtime.optim.duration import Duration
 from plumbline.launcher.runtime.optim.optimizer import set_learning_rates
-from plumbline.launcher.runtime.optim.schedule import COOLDOWNS, Schedule, ScheduleConfig
+from plumbline.launcher.runtime.optim.schedule import COOLDOWNS, SHAPES, Schedule, ScheduleConfig, Shape
 
 PLAN = BatchPlan(batch_size=6, sequence_length=7)
 STEP = 42  # tokens
-EVERY = ["wsd", "cosine", "linear", "constant"]
+EVERY = [*SHAPES]
 
 
 def schedule(**values: Any) -> ScheduleConfig:
@@ -246,6 +246,14 @@ def test_the_rate_follows_the_root_of_the_batch_size_only_where_it_is_asked_to()
 @pytest.mark.parametrize("name", EVERY)
 def test_without_warmup_the_first_update_runs_at_the_peak(name: str) -> None:
     assert factor_at(schedule(name=name), 0, 100) == 1.0
+
+
+def test_a_shape_is_one_line_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SHAPES, "falling", Shape("all the way", "square"))
+    monkeypatch.setitem(SHAPES, "late", Shape("at the end", "cosine"))
+    assert factors(schedule(name="falling"), 4) == pytest.approx([1, 1 - 1 / 16, 1 - 4 / 16, 1 - 9 / 16])
+    assert factors(schedule(name="late", decay_steps=2), 4) == pytest.approx([1, 1, 1, 0.5])
+    assert Schedule(schedule(name="falling"), PLAN, 4).describe() == "falling: square decay to 0 of the peak at step 4"
 
 
 @pytest.mark.parametrize("name", EVERY)
