@@ -1,7 +1,7 @@
 """What a kind of somebody's own meets: rules that it must state, and what it would lose if it does not."""
 
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 import pytest
 import torch
@@ -15,6 +15,7 @@ from plumbline.model.blocks.kind import Block
 from plumbline.model.blocks.pre_norm import PreNormBlock
 from plumbline.model.combinations import check_model
 from plumbline.model.config import ModelConfig
+from plumbline.model.export.targets import TARGETS
 from plumbline.model.objectives.next_token import NextToken, NextTokenConfig
 from plumbline.model.objectives.objective import Objective, ObjectiveSettings, TrainedLM
 from plumbline.model.parameterization.skeleton import model_tensors
@@ -225,6 +226,17 @@ def test_an_attention_computes_or_refuses_every_switch(
         rotates = ATTENTIONS[attention].scaled_module(plain.config) is not None  # queries and keys
         assert torch.equal(plain.logits(batch), other.logits(batch)) is not rotates
         assert not torch.equal(found, other.logits(batch))
+
+
+@pytest.mark.parametrize("key", ["mlp", "norm", "position_embedding"])
+def test_a_value_that_our_own_code_lacks_is_refused_and_those_of_the_schema_are_not(
+    make_config: MakeConfig, key: str
+) -> None:
+    config, native = make_config(), TARGETS["native"]
+    refusal = native.refusal(config.model_copy(update={key: "mine"}))
+    assert refusal == f"cannot hold model.{key} = mine: model/export/native/modeling_plumbline.py lacks it"
+    for value in get_args(ModelConfig.model_fields[key].annotation):
+        assert native.refusal(config.model_copy(update={key: value})) is None
 
 
 class Short(NextToken):
