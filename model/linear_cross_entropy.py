@@ -17,6 +17,7 @@ from torch import Tensor
 
 IGNORED = -100
 CHUNK_ELEMENTS = 2**25  # logits alive at once: 128 MiB in fp32
+LOGITS_AT_ONCE = 2**24  # alive at once where they are only looked at, without a gradient
 TILE = 128  # rows of a GPU's matrix-product tile
 LossesAndGradient = Callable[[Tensor, Tensor, float | None, float], tuple[Tensor, Tensor, Tensor]]
 """Processes a chunk, given logits, labels, cap and z-loss, as `losses_and_gradient` does."""

@@ -25,8 +25,8 @@ from plumbline.model.attention.softmax import explicit_attention
 from plumbline.model.decoder import CausalLM
 from plumbline.model.diagnostics import statistics
 from plumbline.model.diagnostics.statistics import STATISTICS, Statistics, Sums, stream_sums
+from plumbline.model.linear_cross_entropy import LOGITS_AT_ONCE
 
-LOGITS_AT_ONCE = 2**24  # elements; bounds the memory for a chunk of logits
 Reduce = Callable[[Tensor], Tensor]  # a flat fp64 tensor -> its reduction over all ranks
 
 

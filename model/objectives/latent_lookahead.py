@@ -16,6 +16,7 @@ from torch import Tensor
 from plumbline.model.attention.block_sparse import refusal
 from plumbline.model.config import ModelConfig
 from plumbline.model.decoder import CausalLM
+from plumbline.model.linear_cross_entropy import LOGITS_AT_ONCE
 from plumbline.model.lookahead.anchors import (
     AnchorPolicy,
     Anchors,
@@ -29,8 +30,6 @@ from plumbline.model.lookahead.masks import text_of
 from plumbline.model.lookahead.thoughts import Masks, Thinker, ThoughtSettings, run_text, run_text_with_thoughts, speak
 from plumbline.model.objectives.objective import Batch, Decoding, Losses, Objective, ObjectiveSettings, Work
 from plumbline.model.parameterization.multipliers import Multipliers
-
-LOGITS_AT_ONCE = 2**24  # elements; bounds the memory for the entropies of anchor_policy entropy
 
 
 class LatentLookaheadConfig(ObjectiveSettings):
