@@ -31,13 +31,11 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from plumbline.data.disk import AWAY
 from plumbline.launcher.runtime.system import cli
 from plumbline.launcher.runtime.system.before_torch import announce, slurm_ranks
-from plumbline.launcher.runtime.system.exit_codes import COMPLETE, CRASHED, REQUEUE, UNREACHED, UNUSABLE
+from plumbline.launcher.runtime.system.exit_codes import COMPLETE, CRASHED, REQUEUE, UNUSABLE
 from plumbline.launcher.runtime.system.log import LOG, TRAINING, own_rank, stamp_lines
 from plumbline.launcher.runtime.system.node_folder import use_node_folder
-from plumbline.launcher.runtime.system.nodes import own_job
 from plumbline.launcher.runtime.system.signals import StopRequest
 from plumbline.launcher.runtime.system.threads import sleep_while_waiting
 
@@ -65,17 +63,11 @@ def begin() -> None:
         read_values(arguments.config, arguments.overrides)
     except (ValueError, OSError) as error:
         os.environ.update(slurm_ranks(os.environ))  # an error names its rank
-        sys.exit(log_once(error, code_without_run(error)))
+        sys.exit(log_once(error, cli.code_of_refusal(error)))
     if not arguments.print_config:  # a program may read the output of --print-config
         announce()
     sleep_while_waiting()
     use_node_folder()
-
-
-def code_without_run(error: Exception) -> int:
-    """Return the exit code of an error before the run folder is known: a job may find its disk back in a while."""
-    is_away = isinstance(error, OSError) and error.errno in AWAY
-    return UNREACHED if is_away and own_job() is not None else UNUSABLE
 
 
 def log_once(error: Exception, code: int, of_all: bool = False) -> int:
@@ -205,7 +197,7 @@ def is_finished(config: Config, world: World) -> bool:
 
 def refuse(error: Exception, arguments: argparse.Namespace) -> int:
     """Record a start that failed in the status of its run, if that is known, and log the error."""
-    code = code_without_run(error)
+    code = cli.code_of_refusal(error)  # before the run folder is known
     with suppress(ValueError, OSError):  # WORLD_SIZE may be what is wrong
         folder = read_run(arguments.config, arguments.overrides).folder
         found = code_of(error, folder)

@@ -23,6 +23,7 @@ Exit codes:
     2   unusable configuration, data or request
     4   all finished except for runs that other processes are training
     85  asked to stop (SIGUSR1, SIGTERM, Ctrl-C, a closed terminal), cells in progress saved: start it again
+    89  in a Slurm job: the disk with the plan or the data was away: start it again
 """
 
 import argparse

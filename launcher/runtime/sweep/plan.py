@@ -87,12 +87,13 @@ def load_plan(path: Path) -> Plan:
 
     Raises:
         ConfigError: it cannot be read, or is from a different version.
+        OSError: the disk cannot read it.
     """
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
         given = [(cell["labels"], cell["config"]) for cell in document["cells"]]
         sweep, runs = document["sweep"], document["runs"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{path}: cannot be read as the plan of a sweep: {error}") from error
     cells = [Cell(labels, parse_config(config, str(path))) for labels, config in given]
     first = {cell.signature: cell for cell in reversed(cells)}

@@ -12,12 +12,14 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn
 
+from plumbline.data.disk import AWAY
 from plumbline.launcher.runtime.system.completion import complete
-from plumbline.launcher.runtime.system.exit_codes import INTERRUPTED, UNREAD, UNUSABLE
+from plumbline.launcher.runtime.system.exit_codes import INTERRUPTED, UNREACHED, UNREAD, UNUSABLE
 from plumbline.launcher.runtime.system.faults import is_out_of_memory, out_of_memory
 from plumbline.launcher.runtime.system.interrupts import interrupts
 from plumbline.launcher.runtime.system.log import LOG
 from plumbline.launcher.runtime.system.node_folder import use_node_folder
+from plumbline.launcher.runtime.system.nodes import own_job
 from plumbline.launcher.runtime.system.open_files import allow_many_files
 from plumbline.launcher.runtime.system.threads import sleep_while_waiting
 
@@ -109,7 +111,7 @@ def code_of(command: Callable[[], int | None], interrupted: str = "interrupted")
         if isinstance(error, BrokenPipeError) and _is_unread():
             return UNREAD
         LOG.error(error)
-        return UNUSABLE
+        return code_of_refusal(error)
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise
@@ -118,6 +120,12 @@ def code_of(command: Callable[[], int | None], interrupted: str = "interrupted")
     except KeyboardInterrupt:
         LOG.error(interrupted)
         return INTERRUPTED
+
+
+def code_of_refusal(error: Exception) -> int:
+    """Return the exit code of an error that is no bug: 2, or in a job whose disk is away 89, for it may come back."""
+    is_away = isinstance(error, OSError) and error.errno in AWAY
+    return UNREACHED if is_away and own_job() is not None else UNUSABLE
 
 
 def run_on_ranks(command: Callable[[], int | None]) -> NoReturn:

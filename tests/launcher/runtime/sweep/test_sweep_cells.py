@@ -15,6 +15,8 @@ from plumbline.launcher.runtime.sweep.cells import Cell, _signature, distinct
 from plumbline.launcher.runtime.sweep.config import load_sweep
 from plumbline.launcher.runtime.sweep.plan import Plan, load_plan, make_plan, save_plan
 from plumbline.launcher.runtime.sweep.results import describe
+from plumbline.launcher.runtime.system import cli
+from plumbline.launcher.runtime.system.exit_codes import UNREACHED, UNUSABLE
 
 REPOSITORY = Path(__file__).resolve().parents[4]
 SWEEPS = sorted((REPOSITORY / "configs" / "sweeps").glob("*.yaml"))
@@ -164,6 +166,17 @@ def test_a_saved_plan_is_the_plan(plan: Plan, tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text("{}")
     with pytest.raises(ConfigError, match="cannot be read as the plan of a sweep"):
         load_plan(tmp_path / "plan.json")
+
+
+@pytest.mark.parametrize(("job", "expected"), [(None, UNUSABLE), ("7", UNREACHED)])
+def test_a_plan_that_the_disk_cannot_read_does_not_end_a_job_for_good(
+    monkeypatch: pytest.MonkeyPatch, job: str | None, expected: int
+) -> None:
+    """Linux reads nothing but an I/O error at the start of this file, as from a network disk that is away."""
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    if job is not None:
+        monkeypatch.setenv("SLURM_JOB_ID", job)
+    assert cli.code_of(lambda: len(load_plan(Path("/proc/self/mem")).runs)) == expected
 
 
 def one_axis_at_a_time(axes: dict[str, Any]) -> list[dict[str, Any]]:
