@@ -69,7 +69,7 @@ from plumbline.launcher.runtime.quantize.recipes import read_recipes
 from plumbline.launcher.runtime.quantize.report import REPORT, TITLE, write_report
 from plumbline.launcher.runtime.quantize.row import TextSettings
 from plumbline.launcher.runtime.quantize.rows import LAYERS, ROW_START, ROWS, SUPERSEDED, RowFile, Text, measure_missing
-from plumbline.launcher.runtime.quantize.save import save_quantized
+from plumbline.launcher.runtime.quantize.save import check_savable, save_quantized
 from plumbline.model.quantization.post_training.recipes import RULE, SETS, Recipe
 
 
@@ -145,6 +145,7 @@ def save(arguments: argparse.Namespace, source: SampleSource, wanted: Sequence[R
         raise ValueError(
             f"--save {arguments.save}: one model and one recipe, not {len(arguments.model)} and {len(wanted)}"
         )
+    check_savable(wanted[0], arguments.save)  # before a model is read
     model = open_model(arguments.model[0], arguments, source)
     text = open_text(arguments, source, model)
     report = save_quantized(model, wanted[0], text.calibration, arguments.save)

@@ -79,9 +79,7 @@ def save_quantized(model: LoadedModel, recipe: Recipe, samples: Sequence[Sample]
         ExportError: the reloaded folder computes something else.
         FullDiskError: no space is left on the device.
     """
-    _check_free(output)
-    with quiet_transformers():  # it imports torchao
-        scheme, name = _scheme(recipe)
+    scheme, name = check_savable(recipe, output)
     check_recipe(model.module, recipe, len(samples))
     if name == "pack-quantized" and recipe.weights is not None and recipe.weights.numbers.bits not in SERVED_BITS:
         LOG.warning(
@@ -90,7 +88,8 @@ def save_quantized(model: LoadedModel, recipe: Recipe, samples: Sequence[Sample]
         )
     with naming_full_disk(output, "choose another --save"), new_folder(output, EXPORT) as staging:
         stock = _as_stock(model, staging / "plain")
-        quantize_model(stock, recipe, samples)
+        factors = _row_factors(model.module, stock, recipe) if isinstance(model.module, CausalLM) else None
+        quantize_model(stock, recipe, samples, factors)
         if left := fold_input_scales(stock):
             raise ValueError(
                 f"recipe {recipe.name}: {left[0]} and {len(left) - 1} more divide their inputs, which no stock class "
@@ -110,6 +109,17 @@ def save_quantized(model: LoadedModel, recipe: Recipe, samples: Sequence[Sample]
         size = sum(file.stat().st_size for file in staging.glob("*.safetensors"))
         _check_free(output)  # again, since quantizing may have taken hours
     return SaveReport(str(output), recipe.name, type(stock).__name__, name, plain, rounded, size)
+
+
+def check_savable(recipe: Recipe, output: Path) -> tuple[Any, str]:
+    """Return the QuantizationScheme of a recipe, and the name of its storage format.
+
+    Raises:
+        ValueError: the folder exists, or the format cannot hold the recipe.
+    """
+    _check_free(output)
+    with quiet_transformers():  # it imports torchao
+        return _scheme(recipe)
 
 
 def _scheme(recipe: Recipe) -> tuple[Any, str]:
@@ -281,11 +291,55 @@ def _both_logits(stock: Any, leave_inputs: Callable[[nn.Module], object]) -> tup
 
 
 @torch.no_grad()
+def _row_factors(module: CausalLM, stock: Any, recipe: Recipe) -> dict[str, Tensor]:
+    """Return by which factor of the run each weight of the stock class was multiplied, a number or one for each row.
+
+    Args:
+        module: a run's.
+        stock: the same model as a stock class, with the run's factors folded into the weights.
+        recipe: what is to be carried out on `stock`.
+
+    Raises:
+        ExportError: the recipe would make another model of `stock` than of `module`; nothing has been calibrated.
+    """
+    theirs, factors = dict(stock.named_modules()), {}
+    for name, layer in module.model.layers.named_modules(prefix="model.layers"):
+        folded = theirs.get(name)
+        if not isinstance(layer, nn.Linear) or not isinstance(folded, nn.Linear):
+            continue
+        if isinstance(layer, QuantizedLinear) and layer.weights is not None:
+            if recipe.rounding.needs_text:
+                raise _other_model(recipe, f"{name} was rounded in training")
+            continue
+        if folded.weight.shape != layer.weight.shape:
+            continue
+        weight = layer.weight.float().cpu()
+        at = weight.abs().argmax(1, keepdim=True)
+        factor = (folded.weight.gather(1, at) / weight.gather(1, at)).nan_to_num(1.0)
+        factor[factor == 0] = 1.0  # a row that counts for nothing
+        if torch.allclose(folded.weight, weight * factor[0], rtol=EXACT, atol=0.0):
+            factors[name] = factor[0, 0]
+        elif recipe.weights is not None and recipe.weights.granularity == "tensor":
+            raise _other_model(recipe, f"the rows of {name} have factors of their own")
+        else:
+            factors[name] = factor
+    return factors
+
+
+def _other_model(recipe: Recipe, how: str) -> ExportError:
+    return ExportError(
+        f"--recipes {recipe.name}: carried out on the stock class it makes another model than the one that --output "
+        f"measures ({how}), for that class holds factors and rounding of the run in its weights; nothing was saved. "
+        "Export the run (export.py), and measure and save that folder"
+    )
+
+
+@torch.no_grad()
 def _compare_with_measured(module: CausalLM, recipe: Recipe, samples: Sequence[Sample], expected: Tensor) -> None:
     """Refuse a recipe that gives the stock class a different function from the module that `measure` scores.
 
-    Stock classes have a run's factors folded into their weights, which a grid over several rows then rounds otherwise,
-    and the weights of a run that rounds them in training rounded already.
+    Stock classes have the weights of a run that rounds them in training rounded already, and may have a run's factors
+    where `_row_factors` does not find them.
 
     Args:
         module: a run's.
@@ -301,12 +355,7 @@ def _compare_with_measured(module: CausalLM, recipe: Recipe, samples: Sequence[S
     measured.apply(_leave_inputs)
     error = float((measured(check_tokens(module.config)) - expected).abs().max() / expected.abs().max())
     if not error <= MEASURED:
-        raise ExportError(
-            f"--recipes {recipe.name}: carried out on the stock class it makes another model than the one that "
-            f"--output measures (logits differ by {error:.1e} of the largest, allowed {MEASURED:.0e}), for that class "
-            "holds factors and rounding of the run in its weights; nothing was saved. Export the run (export.py), and "
-            "measure and save that folder"
-        )
+        raise _other_model(recipe, f"logits differ by {error:.1e} of the largest, allowed {MEASURED:.0e}")
 
 
 def _leave_inputs(module: nn.Module) -> None:

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,9 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from plumbline.launcher.runtime.export.hugging_face import export
+from plumbline.launcher.runtime.export.report import ExportError
+from plumbline.launcher.runtime.export.verify import check_tokens
 from plumbline.launcher.runtime.models.open import load_model
+from plumbline.launcher.runtime.quantize import save
 from plumbline.model.decoder import CausalLM
-from plumbline.model.quantization.layers import QuantizedLinear
+from plumbline.model.quantization.layers import QuantizedLinear, replace_linears
 from plumbline.model.quantization.post_training.apply import quantize_model
 from plumbline.model.quantization.post_training.recipes import Recipe, named_recipe
 from plumbline.model.quantization.quantizer import Quantizer
@@ -69,6 +73,59 @@ def test_our_model_and_its_stock_export_agree_when_quantized(
     assert (theirs - found).norm() < 0.02 * cost
     if name.startswith(("rtn", "kv")):
         torch.testing.assert_close(theirs, found, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("gain", ["fixed", "vector"])
+@torch.no_grad()
+def test_a_saved_folder_is_what_gptq_makes_of_the_run_whatever_its_factors(
+    make_model: MakeModel, calibration_text: list[Tensor], tmp_path: Path, gain: str
+) -> None:
+    """Factors that are no powers of two would change the last bit of fp16 scales, and with it the codes."""
+    pytest.importorskip("compressed_tensors")
+    ours = make_model(num_hidden_layers=3, intermediate_size=64, branch_gain=gain)
+    assert ours.multipliers.residual not in (1.0, 0.5, 0.25)
+    recipe = named_recipe("gptq-w3")
+    save.save_quantized(loaded(ours, tmp_path), recipe, calibration_text, tmp_path / "saved")
+    quantize_model(ours, recipe, calibration_text)
+    tokens = check_tokens(ours.config)
+    expected = ours(tokens)
+    found = load_model(tmp_path / "saved", torch.device("cpu")).module(tokens).logits
+    assert float((found - expected).abs().max() / expected.abs().max()) < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("recipe", "shape", "message"),
+    [
+        ("gptq-w4", {}, r"q_proj was rounded in training"),
+        ("fp8-e4m3-row", {}, None),
+        ("w8a8-static-asym-p99.999-wtensor", {"branch_gain": "vector"}, r"o_proj have factors of their own"),
+    ],
+)
+def test_what_would_be_another_model_is_refused_before_it_is_calibrated(
+    make_model: MakeModel,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    recipe: str,
+    shape: dict[str, Any],
+    message: str | None,
+) -> None:
+    pytest.importorskip("compressed_tensors")
+
+    class Calibrated(Exception):  # noqa: N818 - not an error
+        """Signals that the check is passed."""
+
+    def calibrate(*_: object) -> None:
+        raise Calibrated
+
+    monkeypatch.setattr(save, "quantize_model", calibrate)
+    model = make_model(num_hidden_layers=1, **shape)
+    if not shape:
+        grid = Quantizer(format="int4", granularity="channel")
+        replace_linears(model.model.layers, lambda _, layer: QuantizedLinear(layer, grid, None))
+    refused = pytest.raises(Calibrated) if message is None else pytest.raises(ExportError, match=message)
+    text = [torch.zeros(1, 4, dtype=torch.int64)]
+    with refused:
+        save.save_quantized(loaded(model, tmp_path), named_recipe(recipe), text, tmp_path / "saved")
 
 
 @pytest.mark.parametrize(

@@ -371,6 +371,18 @@ def test_what_cannot_be_done_is_refused(
     assert [file.read_text() for file in mine.iterdir()] == ["# Findings\n"]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [("--recipes kv4 --save OUT", "does not round weights"), ("--recipes rtn-w4 --save .", "exists; choose another")],
+)
+def test_what_cannot_be_saved_is_refused_before_the_model_is_read(
+    quantize: Quantize, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: str, message: str
+) -> None:
+    monkeypatch.setattr("plumbline.launcher.quantize.load_model", lambda *_: pytest.fail("a model was read"))
+    with pytest.raises(ValueError, match=message):
+        quantize("--model", trained, *arguments.replace("OUT", str(tmp_path / "out")).split())
+
+
 def test_the_command_line_lists_recipes_and_says_what_is_missing(command: Command) -> None:
     done = command("quantize", "--list")
     assert done.returncode == 0
