@@ -53,6 +53,11 @@ class OwnScore(NamedTuple):
     is_of_answers: bool
     """Whether it depends on what a model answers, so that it is another one with thoughts."""
 
+    @property
+    def is_share(self) -> bool:
+        """Return whether it is a share, which people read in percent."""
+        return "%}" in self.words
+
 
 class OwnScores(NamedTuple):
     """Hold the scores that only some tasks have, and how an example is judged."""

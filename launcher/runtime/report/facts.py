@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from plumbline.data.config import SourceConfig
+from plumbline.data.tasks.candidates import SCORES
 from plumbline.launcher.runtime.config.budget import totals
 from plumbline.launcher.runtime.config.load import config_in
 from plumbline.launcher.runtime.config.plan import RunPlan, describe_settings, plan_run
@@ -21,6 +22,9 @@ from plumbline.launcher.runtime.system.files import read_object
 from plumbline.launcher.runtime.system.log import LOG
 from plumbline.model.flops import training_flops_per_token
 from plumbline.model.parameterization.sizes import sizes
+
+SHARES = ("accuracy", *(score.key for score in SCORES if score.is_share))
+"""Ends of the names of scores that are shown in percent, besides exact match."""
 
 
 @dataclass(frozen=True)
@@ -184,7 +188,7 @@ def _score_text(history: History, key: str, value: float) -> str:
             return f"{value:.1%}"
         low, high = wilson_interval(value * examples, examples)
         return f"{value:.1%} [{low:.1%}, {high:.1%}]"
-    if key.endswith(("accuracy", "answer_match", "deeper_candidate")):
+    if key.endswith(SHARES):
         return f"{value:.1%}"
     return f"{value:,.0f}" if key.endswith(("tokens", "examples")) else f"{value:.4f}"
 

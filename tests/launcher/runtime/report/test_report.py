@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from plumbline.data.tasks.candidates import SCORES
+from plumbline.data.tasks.task import OwnScore
 from plumbline.launcher import report
 from plumbline.launcher.runtime.report.alerts import ADVICE, Alert, find_alerts, loss_spikes, trend_alerts
 from plumbline.launcher.runtime.report.facts import read_facts, scores, state
@@ -361,6 +363,12 @@ def test_exact_match_has_an_interval_where_examples_were_counted(
 ) -> None:
     folder = write_run(tmp_path, {"step": 1, "tokens": 8, "eval/x/loss": 0.5, "eval/x/exact_match": 0.25, **counted})
     assert words in page(read_history(folder), read_facts(folder), [])
+
+
+@pytest.mark.parametrize("score", [*SCORES, OwnScore("steps", ", {:.1f} steps", is_of_answers=True)])
+def test_a_tasks_own_score_is_in_percent_if_it_is_a_share(tmp_path: Path, score: OwnScore) -> None:
+    history = read_history(write_run(tmp_path, {"step": 1, f"eval/x/{score.key}": 0.25}))
+    assert scores(history) == {"x": {score.key: "25.0%" if score in SCORES else "0.2500"}}
 
 
 def test_names_are_escaped_on_the_page(tmp_path: Path) -> None:
