@@ -129,6 +129,7 @@ def row_key(model: LoadedModel, recipe: Recipe, text: Text) -> str:
         "average": model.average,
         "recipe": recipe.model_dump(),
         "text": asdict(text.settings),
+        **({"revision": recipe.revision} if recipe.revision else {}),  # else as in rows from before it was counted
     }
     return key_of(what)
 

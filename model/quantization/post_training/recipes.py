@@ -131,6 +131,15 @@ class Recipe(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_
         """Return whether the recipe changes linear layers."""
         return any(each is not None for each in (self.weights, self.activations, self.smooth)) or bool(self.inputs)
 
+    @property
+    def revision(self) -> int:
+        """Return how often what this recipe computes has changed since it could first be written like this.
+
+        1: static limits of percentiles are a running mean over sequences, where they were the largest over batches.
+        """
+        quantizers = (self.activations, *self.inputs.values())
+        return int(self.static and any(each is not None and each.range == "percentile" for each in quantizers))
+
     def input_quantizer(self, name: str) -> Quantizer | None:
         """Return the quantizer for the input of a layer, or None."""
         exception = next((each for end, each in self.inputs.items() if name.endswith(end)), None)

@@ -28,7 +28,7 @@ from plumbline.launcher.runtime.quantize.facts import checkpoint_facts
 from plumbline.launcher.runtime.quantize.rows import in_bf16
 from plumbline.model.decoder import CausalLM
 from plumbline.model.quantization.post_training.apply import quantize_model
-from plumbline.model.quantization.post_training.recipes import SETS, named_recipe
+from plumbline.model.quantization.post_training.recipes import SETS, Recipe, named_recipe
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -147,6 +147,26 @@ def test_facts_say_where_on_its_schedule_a_checkpoint_stands(trained: Path) -> N
     assert facts[1].lr_factor is not None
     assert 0 < facts[1].lr_factor < 0.5
     assert (facts[1].weight_bits, facts[1].activation_bits, facts[1].kv_bits) == (16, 16, 16)
+
+
+def test_a_run_that_was_moved_is_not_taken_for_the_one_in_its_old_place(trained: Path, tmp_path: Path) -> None:
+    moved = tmp_path / "archive"
+    shutil.copytree(trained, moved)
+    facts = [checkpoint_facts(load_model(run, torch.device("cpu"))) for run in (trained, moved)]
+    assert [each.run for each in facts] == [str(trained), str(moved / "checkpoints" / "step_00000020")]
+
+
+def test_a_recipe_that_computes_something_else_by_now_is_measured_again(
+    quantize: Quantize, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measure = partial(quantize, "--model", trained, "--output", tmp_path / "q", "--recipes", "w8a8-static-p99.999")
+    with monkeypatch.context() as earlier:
+        earlier.setattr(Recipe, "revision", 0)
+        first = measure("w8a8-static")
+    again = measure("w8a8-static")
+    assert [row["recipe"] for row in again] == ["w8a8-static", "w8a8-static-p99.999"]
+    superseded = [json.loads(line) for line in (tmp_path / "q" / "superseded.jsonl").read_text().splitlines()]
+    assert superseded == [row for row in first if row["recipe"] == "w8a8-static-p99.999"]
 
 
 @pytest.mark.parametrize(
