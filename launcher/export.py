@@ -32,7 +32,7 @@ if __name__ == "__main__":
 
 import torch
 
-from plumbline.launcher.runtime.export.hugging_face import export
+from plumbline.launcher.runtime.export.hugging_face import check_output, export
 from plumbline.launcher.runtime.models.open import load_model
 from plumbline.launcher.runtime.system.log import LOG
 
@@ -40,6 +40,7 @@ from plumbline.launcher.runtime.system.log import LOG
 def main() -> None:
     """Load the model in fp32, export it, print how the reloaded folder compares."""
     arguments = parse_arguments()
+    check_output(arguments.output, arguments.overwrite)  # before a model is read
     model = load_model(arguments.model, torch.device("cpu"), average=arguments.average, with_objective=True)
     report = export(model, arguments.output, arguments.target, arguments.overwrite)
     if arguments.json:

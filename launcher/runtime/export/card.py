@@ -1,10 +1,9 @@
 """Write the README of an exported folder."""
 
-import json
-
 from plumbline.launcher.runtime.export.report import OBJECTIVE, ExportReport
-from plumbline.launcher.runtime.models.open import LoadedModel
+from plumbline.launcher.runtime.models.open import LoadedModel, beside
 from plumbline.launcher.runtime.run.status_file import RESULT
+from plumbline.launcher.runtime.system.files import read_object
 from plumbline.model.export import thinker
 
 
@@ -13,8 +12,8 @@ def model_card(model: LoadedModel, report: ExportReport) -> str:
     config = model.config
     assert config is not None
     rule, shape = config.parameterization, config.model
-    result_path = model.source.parent.parent / RESULT
-    result = json.loads(result_path.read_text(encoding="utf-8")) if result_path.is_file() else {}
+    file = beside(model.source, RESULT)
+    result = {} if file is None else read_object(file)
     # An average or an earlier checkpoint has different scores from the run's end
     scores = result if model.average is None and result.get("step") == model.step else {}
     parameters = sum(p.numel() for name, p in model.module.named_parameters() if not name.startswith(OBJECTIVE))
@@ -30,7 +29,7 @@ def model_card(model: LoadedModel, report: ExportReport) -> str:
         *(
             (key.removeprefix("eval/"), f"{value:,}" if isinstance(value, int) else f"{value:.4f}")
             for key, value in scores.items()
-            if key.startswith("eval/")
+            if key.startswith("eval/") and isinstance(value, (int, float))
         ),
         ("Export check", f"logits within {report.relative_error:.1e}, {report.greedy_tokens} greedy tokens equal"),
     ]

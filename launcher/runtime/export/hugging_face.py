@@ -22,6 +22,7 @@ from plumbline.launcher.runtime.export.report import OBJECTIVE, ExportError, Exp
 from plumbline.launcher.runtime.export.verify import check_tokens, verify_plain, verify_thinker
 from plumbline.launcher.runtime.models.open import LoadedModel, load_tokenizer, native_classes, quiet_transformers
 from plumbline.launcher.runtime.system.files import read_object, write_json
+from plumbline.launcher.runtime.system.log import LOG
 from plumbline.model.decoder import CausalLM
 from plumbline.model.export import native, thinker
 from plumbline.model.export.older_readers import older_rope_entries
@@ -58,9 +59,7 @@ def export(model: LoadedModel, output: Path, target: str, overwrite: bool = Fals
     """
     if not isinstance(model.module, CausalLM) or model.config is None:
         raise ValueError(f"{model.source}: already a Hugging Face folder; --model takes a run or a checkpoint")
-    check_replaceable(output, EXPORT)
-    if not overwrite and not is_free(output):
-        raise ValueError(f"--output {output}: exists; choose another folder or add --overwrite")
+    check_output(output, overwrite)
     _check_precision(model.config.precision)
     ours = model.module
     weights = {name: weight.detach().float() for name, weight in ours.named_parameters()}
@@ -72,6 +71,8 @@ def export(model: LoadedModel, output: Path, target: str, overwrite: bool = Fals
     room = _headroom(target, ours)
 
     with new_folder(output, EXPORT) as staging:
+        if model.tokenizer_path is None and any(source.task is None for source in model.config.data.train):
+            LOG.warning(f"{model.source}: has no run folder with a tokenizer/ around it, so {output} gets no tokenizer")
         special = _write_tokenizer(model.tokenizer_path, ours.config.max_position_embeddings, staging)
         with quiet_transformers():
             architecture = _write_model(entries, stock_weights, special, staging)
@@ -88,6 +89,17 @@ def export(model: LoadedModel, output: Path, target: str, overwrite: bool = Fals
             report = replace(report, only_with_thoughts=str(model.config.objective))
         (staging / "README.md").write_text(model_card(model, report), encoding="utf-8")
     return report
+
+
+def check_output(output: Path, overwrite: bool) -> None:
+    """Refuse an output folder that is in use or, with `overwrite`, is not an export.
+
+    Raises:
+        ValueError: names the folder, and what to do.
+    """
+    check_replaceable(output, EXPORT)
+    if not overwrite and not is_free(output):
+        raise ValueError(f"--output {output}: exists; choose another folder or add --overwrite")
 
 
 def _check_precision(precision: PrecisionConfig) -> None:

@@ -301,10 +301,18 @@ def is_ours(path: Path) -> bool:
     return False
 
 
+def beside(checkpoint_folder: Path, name: str) -> Path | None:
+    """Return a file or folder of the run that a checkpoint belongs to, or None if there is none.
+
+    The checkpoint may be a link into a run, or the run's folder of checkpoints a link to another disk.
+    """
+    places = (path.parent.parent / name for path in (checkpoint_folder.resolve(), checkpoint_folder.absolute()))
+    return next((place for place in places if place.exists()), None)
+
+
 def tokenizer_beside(folder: Path) -> Path | None:
     """Return the tokenizer of the run that a checkpoint belongs to, or None."""
-    tokenizer = folder.resolve().parent.parent / "tokenizer"
-    return tokenizer if tokenizer.is_dir() else None
+    return beside(folder, "tokenizer")
 
 
 def _load_checkpoint(

@@ -5,9 +5,10 @@ from typing import Literal
 
 from plumbline.launcher.runtime.config.budget import totals
 from plumbline.launcher.runtime.config.plan import plan_run
-from plumbline.launcher.runtime.models.open import LoadedModel
+from plumbline.launcher.runtime.models.open import LoadedModel, beside
 from plumbline.launcher.runtime.optim.schedule import Schedule
 from plumbline.launcher.runtime.run.folder import read_result
+from plumbline.launcher.runtime.run.status_file import RESULT
 from plumbline.model.quantization.post_training.calibration import decoder_blocks
 
 Phase = Literal["warm-up", "peak", "decay"]
@@ -77,7 +78,9 @@ def checkpoint_facts(model: LoadedModel) -> CheckpointFacts:
 def _run(model: LoadedModel) -> str:
     """Return the name of the same weights in a sweep if they are a run's final ones, else the folder."""
     folder = model.config.run.folder if model.config is not None else None
-    result = None if folder is None or model.config is None else read_result(model.config)
+    own = beside(model.source, RESULT)  # a run that was moved may have another one in its old place
+    is_there = folder is not None and own is not None and (folder / RESULT).is_file() and own.samefile(folder / RESULT)
+    result = read_result(model.config) if is_there and model.config is not None else None
     ended = result is not None and result["step"] == model.step
     return (str(folder) if ended else str(model.source)) + (f", {model.average}" if model.average else "")
 
