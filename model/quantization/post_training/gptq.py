@@ -37,13 +37,22 @@ def gptq(
 
     Returns:
         The rounded weight and the grid that it lies on.
+
+    Raises:
+        ValueError: the inputs are not finite, or so few that they take more damping.
     """
     hessian, dead = _damped(products, damping)
     weight = weight.masked_fill(dead, 0.0)
     whole = quantizer.grid(weight, "weights")
     columns = weight.size(1)
     order = hessian.diagonal().argsort(descending=True) if act_order else torch.arange(columns, device=weight.device)
-    factor = _inverse_factor(hessian[order][:, order]).to(weight.dtype)
+    try:
+        factor = _inverse_factor(hessian[order][:, order]).to(weight.dtype)
+    except torch.linalg.LinAlgError as cause:  # type: ignore[attr-defined]
+        raise ValueError(
+            f"damping = {damping:g}: too little to invert the moments of these inputs; raise it (0.01 is usual), "
+            "or calibrate on more tokens"
+        ) from cause
     weight = weight[:, order]
 
     width = quantizer.group_size or columns

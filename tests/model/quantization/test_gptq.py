@@ -116,6 +116,8 @@ def test_inputs_fewer_than_columns_and_inputs_that_overflowed() -> None:
     assert rounded.isfinite().all()
     rounded, _ = gptq(weight, torch.zeros(24, 24), CHANNEL)  # a layer that is never reached
     assert torch.equal(rounded, torch.zeros_like(weight))
+    with pytest.raises(ValueError, match=r"damping = 1e-30: too little .*; raise it \(0\.01 is usual\)"):
+        gptq(weight, inputs.T @ inputs, CHANNEL, damping=1e-30)
     inputs[0, 0] = torch.inf
     with pytest.raises(ValueError, match="the inputs on the calibration text are not finite"):
         gptq(weight, inputs.T @ inputs, CHANNEL)
