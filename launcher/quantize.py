@@ -68,7 +68,16 @@ from plumbline.launcher.runtime.models.open import DTYPES, LoadedModel, device_n
 from plumbline.launcher.runtime.quantize.recipes import read_recipes
 from plumbline.launcher.runtime.quantize.report import REPORT, TITLE, write_report
 from plumbline.launcher.runtime.quantize.row import TextSettings
-from plumbline.launcher.runtime.quantize.rows import LAYERS, ROW_START, ROWS, SUPERSEDED, RowFile, Text, measure_missing
+from plumbline.launcher.runtime.quantize.rows import (
+    LAYERS,
+    ROW_START,
+    ROWS,
+    SUPERSEDED,
+    RowFile,
+    Text,
+    measure_missing,
+    read_rows,
+)
 from plumbline.launcher.runtime.quantize.save import check_savable, save_quantized
 from plumbline.model.quantization.post_training.recipes import RULE, SETS, Recipe
 
@@ -90,16 +99,17 @@ def main() -> None:
         return
     for name, start in ((ROWS, ROW_START), (SUPERSEDED, ROW_START), (LAYERS, ROW_START), (REPORT, TITLE)):
         check_replaceable_file(arguments.output / name, start)
-    rows = RowFile(arguments.output)
+    file = RowFile(arguments.output)
     for path in arguments.model:
         model = open_model(path, arguments, source)
-        measure_missing(model, wanted, open_text(arguments, source, model), rows, arguments.recipes)
-    report = write_report(rows.rows, arguments.output, law)
+        measure_missing(model, wanted, open_text(arguments, source, model), file, arguments.recipes)
+    rows = read_rows(arguments.output)  # including those of other processes
+    report = write_report(rows, arguments.output, law)
     if arguments.json:
-        cli.print_json([row.to_json() for row in rows.rows])
+        cli.print_json([row.to_json() for row in rows])
     else:
         print(report.read_text(encoding="utf-8"), end="")
-        print(f"\n{report}, {len(rows.rows)} rows in {arguments.output}")
+        print(f"\n{report}, {len(rows)} rows in {arguments.output}")
 
 
 def print_recipes() -> None:

@@ -1,13 +1,15 @@
 """Keep a row per checkpoint and recipe in rows.jsonl, and the reports of layers in layers.jsonl.
 
 Existing rows are not measured again, so repeating a command resumes it. If weights, a recipe or a text have changed
-under the same name, the new row replaces the earlier one, which moves to superseded.jsonl.
+under the same name, the new row replaces the earlier one, which moves to superseded.jsonl. Several processes may
+measure for one folder.
 """
 
 import json
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -22,7 +24,14 @@ from plumbline.launcher.runtime.models.open import LoadedModel
 from plumbline.launcher.runtime.quantize.damage import compare, damage
 from plumbline.launcher.runtime.quantize.facts import checkpoint_facts
 from plumbline.launcher.runtime.quantize.row import PostBits, Rounding, Row, TextSettings
-from plumbline.launcher.runtime.system.files import finite, key_of, naming, read_json_lines, write_json_lines
+from plumbline.launcher.runtime.system.files import (
+    finite,
+    key_of,
+    naming,
+    one_at_a_time,
+    read_json_lines,
+    write_json_lines,
+)
 from plumbline.launcher.runtime.system.log import LOG
 from plumbline.launcher.runtime.system.progress import watched
 from plumbline.model.quantization.post_training.apply import check_recipe, quantize_model
@@ -30,7 +39,7 @@ from plumbline.model.quantization.post_training.calibration import Sample
 from plumbline.model.quantization.post_training.recipes import Recipe
 from plumbline.model.quantization.post_training.report import LayerReport
 
-ROWS, LAYERS, SUPERSEDED = "rows.jsonl", "layers.jsonl", "superseded.jsonl"
+ROWS, LAYERS, SUPERSEDED, LOCK = "rows.jsonl", "layers.jsonl", "superseded.jsonl", "lock"
 ROW_START = '{"key": '
 Batches = Callable[[], Iterable[Mapping[str, Any]]]
 Line = tuple[Row, dict[str, Any]]  # with the object that it was read from
@@ -159,7 +168,14 @@ class RowFile:
         """
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
-        self._settle()
+        self.rows: list[Row] = []
+        if (folder / ROWS).is_file():
+            with self._alone():
+                self._settle()
+
+    def _alone(self) -> AbstractContextManager[None]:
+        """Keep other processes that measure for this folder from changing its files meanwhile."""
+        return one_at_a_time(self.folder / LOCK)
 
     def _settle(self) -> None:
         """Read the rows that count, and move the others to superseded.jsonl; the lines of their layers go."""
@@ -184,12 +200,13 @@ class RowFile:
     def add(self, row: Row, layers: Sequence[LayerReport]) -> None:
         """Write a row after its layers, so that a row that exists is complete."""
         about = {"key": row.key, "model": row.checkpoint.model, "recipe": row.recipe}
-        _append(self.folder / LAYERS, [finite({**about, **asdict(layer)}) for layer in layers])
-        _append(self.folder / ROWS, [row.to_json()])
-        if any(row.request == other.request for other in self.rows):
-            self._settle()
-        else:
-            self.rows.append(row)
+        with self._alone():
+            _append(self.folder / LAYERS, [finite({**about, **asdict(layer)}) for layer in layers])
+            _append(self.folder / ROWS, [row.to_json()])
+            if any(row.request == other.request for other in self.rows):
+                self._settle()
+            else:
+                self.rows.append(row)
 
 
 def _append(path: Path, items: Iterable[Mapping[str, Any]]) -> None:

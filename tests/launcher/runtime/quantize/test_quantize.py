@@ -25,7 +25,8 @@ from plumbline.launcher.runtime.laws.rows import read_rows
 from plumbline.launcher.runtime.models.open import load_model, load_tokenizer
 from plumbline.launcher.runtime.quantize import save
 from plumbline.launcher.runtime.quantize.facts import checkpoint_facts
-from plumbline.launcher.runtime.quantize.rows import in_bf16
+from plumbline.launcher.runtime.quantize.rows import RowFile, in_bf16, measure_missing
+from plumbline.launcher.runtime.quantize.rows import read_rows as read_rows_of
 from plumbline.model.decoder import CausalLM
 from plumbline.model.quantization.post_training.apply import quantize_model
 from plumbline.model.quantization.post_training.recipes import SETS, Recipe, named_recipe
@@ -154,6 +155,23 @@ def test_a_run_that_was_moved_is_not_taken_for_the_one_in_its_old_place(trained:
     shutil.copytree(trained, moved)
     facts = [checkpoint_facts(load_model(run, torch.device("cpu"))) for run in (trained, moved)]
     assert [each.run for each in facts] == [str(trained), str(moved / "checkpoints" / "step_00000020")]
+
+
+def test_rows_that_another_process_adds_meanwhile_are_reported(
+    quantize: Quantize, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "q"
+
+    def measure(*given: Any) -> None:
+        other = RowFile(folder)
+        measure_missing(*given)
+        row = read_rows_of(folder)[0]
+        other.add(replace(row, key="another", recipe="theirs"), [])
+
+    monkeypatch.setattr("plumbline.launcher.quantize.measure_missing", measure)
+    found = quantize("--model", trained, "--output", folder, "--recipes", "rtn-w4")
+    assert [row["recipe"] for row in found] == ["rtn-w4", "theirs"]
+    assert "| theirs |" in (folder / "report.md").read_text()
 
 
 def test_a_recipe_that_computes_something_else_by_now_is_measured_again(
