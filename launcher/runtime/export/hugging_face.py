@@ -72,7 +72,7 @@ def export(model: LoadedModel, output: Path, target: str, overwrite: bool = Fals
 
     with new_folder(output, EXPORT) as staging:
         if model.tokenizer_path is None and any(source.task is None for source in model.config.data.train):
-            LOG.warning(f"{model.source}: has no run folder with a tokenizer/ around it, so {output} gets no tokenizer")
+            LOG.warning(f"{model.source}: is in no run folder with a tokenizer/, so the new folder gets none")
         special = _write_tokenizer(model.tokenizer_path, ours.config.max_position_embeddings, staging)
         with quiet_transformers():
             architecture = _write_model(entries, stock_weights, special, staging)

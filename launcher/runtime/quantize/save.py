@@ -319,6 +319,8 @@ def _row_factors(module: CausalLM, stock: Any, recipe: Recipe) -> dict[str, Tens
         factor[factor == 0] = 1.0  # a row that counts for nothing
         if torch.allclose(folded.weight, weight * factor[0], rtol=EXACT, atol=0.0):
             factors[name] = factor[0, 0]
+        elif not torch.allclose(folded.weight, weight * factor, rtol=EXACT, atol=0.0):
+            factors[name] = folded.weight.norm() / weight.norm()  # rows in another order, as of Cohere's queries
         elif recipe.weights is not None and recipe.weights.granularity == "tensor":
             raise _other_model(recipe, f"the rows of {name} have factors of their own")
         else:

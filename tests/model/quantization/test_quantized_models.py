@@ -75,14 +75,22 @@ def test_our_model_and_its_stock_export_agree_when_quantized(
         torch.testing.assert_close(theirs, found, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("gain", ["fixed", "vector"])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {"branch_gain": "vector"},
+        {"block": "sandwich_norm", "sliding_window": 6, "tie_word_embeddings": True},
+        {"parallel": True, "norm": "layernorm", "norm_bias": False, "qk_norm": "none"},  # Cohere: its rows move
+    ],
+    ids=["vector", "sandwich", "parallel"],
+)
 @torch.no_grad()
 def test_a_saved_folder_is_what_gptq_makes_of_the_run_whatever_its_factors(
-    make_model: MakeModel, calibration_text: list[Tensor], tmp_path: Path, gain: str
+    make_model: MakeModel, calibration_text: list[Tensor], tmp_path: Path, shape: dict[str, Any]
 ) -> None:
     """Factors that are no powers of two would change the last bit of fp16 scales, and with it the codes."""
     pytest.importorskip("compressed_tensors")
-    ours = make_model(num_hidden_layers=3, intermediate_size=64, branch_gain=gain)
+    ours = make_model(num_hidden_layers=3, intermediate_size=64, **shape)
     assert ours.multipliers.residual not in (1.0, 0.5, 0.25)
     recipe = named_recipe("gptq-w3")
     save.save_quantized(loaded(ours, tmp_path), recipe, calibration_text, tmp_path / "saved")
@@ -112,7 +120,7 @@ def test_what_would_be_another_model_is_refused_before_it_is_calibrated(
     pytest.importorskip("compressed_tensors")
 
     class Calibrated(Exception):  # noqa: N818 - not an error
-        """Signals that the check is passed."""
+        """Signal that the checks are passed."""
 
     def calibrate(*_: object) -> None:
         raise Calibrated

@@ -43,7 +43,7 @@ def test_an_export_without_a_tokenizer_says_so(
     alone = tmp_path / "step_00000020"
     shutil.copytree(trained / "checkpoints" / "step_00000020", alone)
     export(load_model(alone, CPU), tmp_path / "out", "auto")
-    assert f"warning: {alone}: has no run folder with a tokenizer/ around it" in capsys.readouterr().err
+    assert f"warning: {alone}: is in no run folder with a tokenizer/" in capsys.readouterr().err
 
 
 def test_an_export_that_would_replace_a_folder_is_refused_before_the_model_is_read(
