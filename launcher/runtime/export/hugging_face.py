@@ -25,7 +25,7 @@ from plumbline.launcher.runtime.system.files import read_object, write_json
 from plumbline.launcher.runtime.system.log import LOG
 from plumbline.model.decoder import CausalLM
 from plumbline.model.export import native, thinker
-from plumbline.model.export.older_readers import older_rope_entries
+from plumbline.model.export.older_readers import older_entries
 from plumbline.model.export.stock import Headroom
 from plumbline.model.export.targets import TARGETS, resolved, to_hugging_face
 from plumbline.model.objectives.objective import TrainedLM
@@ -152,9 +152,9 @@ def limit_length(folder: Path, positions: int) -> None:
 
 
 def note_for_older_readers(folder: Path) -> None:
-    """Add the rotary keys from before transformers 5 to the config.json of a Hugging Face folder."""
+    """Add the keys from before transformers 5 to the config.json of a Hugging Face folder."""
     config = read_object(folder / "config.json")
-    write_json(folder / "config.json", config | older_rope_entries(config))
+    write_json(folder / "config.json", config | older_entries(config))
 
 
 def _write_thinker(settings: dict[str, Any], tensors: dict[str, Tensor], folder: Path) -> None:

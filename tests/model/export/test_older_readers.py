@@ -1,10 +1,10 @@
-"""Readers of transformers 4 find the rotary keys that they know in config.json, with the values of the newer ones."""
+"""Older readers find the keys that they know in config.json, with the values of the newer ones."""
 
 from typing import Any
 
 import pytest
 
-from plumbline.model.export.older_readers import older_rope_entries
+from plumbline.model.export.older_readers import older_entries
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
 
@@ -30,9 +30,10 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
             {"rope_theta": 2e5, "rope_local_base_freq": 1e4},
         ),
         ({"rope_parameters": {**YARN, "rope_theta": 1e4, "partial_rotary_factor": 1.0}}, {}),
-        ({"model_type": "gpt2"}, {}),
+        ({"model_type": "gpt2", "n_positions": 64}, {"n_ctx": 64}),
+        ({"model_type": "cohere"}, {}),
     ],
-    ids=["plain", "scaled", "two kinds of layers", "partial", "none"],
+    ids=["plain", "scaled", "two kinds of layers", "partial", "GPT-2", "none"],
 )
 def test_what_they_look_for_is_there(config: dict[str, Any], expected: dict[str, Any]) -> None:
-    assert older_rope_entries(config) == expected
+    assert older_entries(config) == expected
