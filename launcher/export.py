@@ -57,6 +57,8 @@ def main() -> None:
         print(f"thoughts, by the folder's lookahead.py: {report.lookahead}")
     if report.only_with_thoughts is not None:
         LOG.warning("trained to predict with thoughts; the plain model in this folder, without them, was not")
+    if report.caution is not None:
+        LOG.warning(report.caution)
     if report.own_code:
         print("the folder brings its own code: load it with trust_remote_code=True")
 

@@ -1,7 +1,20 @@
-"""Add the entries that older readers expect in config.json to those that transformers 5 writes."""
+"""Add the entries that older readers expect to those that transformers 5 writes, and find those that some ignore."""
 
 from collections.abc import Mapping
 from typing import Any
+
+UNREAD = ("hidden_act", "hidden_activation", "activation_function", "use_sliding_window")
+"""Entries for which llama.cpp and CTranslate2 assume what published models of the class have (docs/export.md)."""
+
+
+def unread_entries(config: Mapping[str, Any], usual: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the entries that such engines do not read, and would have to.
+
+    Args:
+        config: of the folder.
+        usual: the defaults of its class in transformers, which are those of published models.
+    """
+    return tuple(f"{key}: {config[key]}" for key in UNREAD if key in config and config[key] != usual.get(key))
 
 
 def older_entries(config: Mapping[str, Any]) -> dict[str, Any]:

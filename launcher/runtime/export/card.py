@@ -46,7 +46,7 @@ pipeline_tag: text-generation
 ---
 # {config.run.name}
 
-A causal language model pretrained with Plumbline. {_how(report)}{_without_thoughts(report)}
+A causal language model pretrained with Plumbline. {_how(report)}{_cautions(report)}
 
 | | |
 |---|---|
@@ -61,14 +61,15 @@ tokenizer = AutoTokenizer.from_pretrained("{report.folder}")
 {_how_to_think(report, trust)}"""
 
 
-def _without_thoughts(report: ExportReport) -> str:
-    """Return a warning if training did not improve the plain model."""
-    if report.only_with_thoughts is None:
-        return ""
-    return (
-        f"\n\n**It was trained to predict with thoughts before the text ({report.only_with_thoughts}). What the stock "
-        "class says without them was not trained.**"
-    )
+def _cautions(report: ExportReport) -> str:
+    """Return warnings: that training did not improve the plain model, that some engines compute another one."""
+    without_thoughts = None
+    if report.only_with_thoughts is not None:
+        without_thoughts = (
+            f"It was trained to predict with thoughts before the text ({report.only_with_thoughts}). What the stock "
+            "class says without them was not trained"
+        )
+    return "".join(f"\n\n**{words}.**" for words in (without_thoughts, report.caution) if words is not None)
 
 
 def _how_to_think(report: ExportReport, trust: str) -> str:

@@ -25,7 +25,7 @@ from plumbline.launcher.runtime.system.files import read_object, write_json
 from plumbline.launcher.runtime.system.log import LOG
 from plumbline.model.decoder import CausalLM
 from plumbline.model.export import native, thinker
-from plumbline.model.export.older_readers import older_entries
+from plumbline.model.export.older_readers import older_entries, unread_entries
 from plumbline.model.export.stock import Headroom
 from plumbline.model.export.targets import TARGETS, resolved, to_hugging_face
 from plumbline.model.objectives.objective import TrainedLM
@@ -80,6 +80,7 @@ def export(model: LoadedModel, output: Path, target: str, overwrite: bool = Fals
             for file in TARGETS[target].code:
                 shutil.copy(file, staging)
             report = replace(verify_plain(ours, staging, output, architecture, own_code), headroom=room)
+            report = report if own_code else replace(report, unread=_unread_by_some(staging))
             decoding = ours.objective.decoding if isinstance(ours, TrainedLM) else None
             if decoding is not None:
                 settings, tensors = thinker.export_thinker(target, ours.config, ours.multipliers, decoding, weights)
@@ -155,6 +156,14 @@ def note_for_older_readers(folder: Path) -> None:
     """Add the keys from before transformers 5 to the config.json of a Hugging Face folder."""
     config = read_object(folder / "config.json")
     write_json(folder / "config.json", config | older_entries(config))
+
+
+def _unread_by_some(folder: Path) -> tuple[str, ...]:
+    """Return what other engines than transformers may not read in the config.json of a stock class."""
+    from transformers import AutoConfig
+
+    config = read_object(folder / "config.json")
+    return unread_entries(config, AutoConfig.for_model(config["model_type"]).to_dict())
 
 
 def _write_thinker(settings: dict[str, Any], tensors: dict[str, Tensor], folder: Path) -> None:

@@ -47,3 +47,15 @@ class ExportReport:
     """Comparison of thoughts, for a run that was trained with latent lookahead."""
     only_with_thoughts: str | None = None
     """Objective, if it only trained predictions with thoughts, which the folder's class does not make, else None."""
+    unread: tuple[str, ...] = ()
+    """Entries of config.json that some engines do not read: there the folder is another model, without an error."""
+
+    @property
+    def caution(self) -> str | None:
+        """Return a warning of engines in which the folder is another model, or None if its class is as usual."""
+        if not self.unread:
+            return None
+        return (
+            f"config.json has {', '.join(self.unread)}, which transformers reads. Engines such as llama.cpp do not, "
+            "and compute another model without an error (docs/export.md)"
+        )

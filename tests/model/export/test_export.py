@@ -181,6 +181,7 @@ def test_a_stream_near_the_constants_is_refused_with_the_numbers(make_model: Mak
     card = (tmp_path / "out" / "README.md").read_text()
     assert f"up to {report.headroom.largest:.1e} in the check; at most 2.7e+08" in card
     assert "not for training" in card
+    assert "**config.json has hidden_act: gelu" in card
     with torch.no_grad():
         model.model.embed_tokens.weight *= 2.0**14
     with pytest.raises(ExportError, match=r"sum of squares reaches \d.*, and 1 constant channel.* at most 2.7e\+08"):
@@ -194,7 +195,7 @@ def test_constant_channels_lose_nothing_in_bf16(make_model: MakeModel, tmp_path:
     model, tokens = make_model(**OP, mlp="swiglu"), torch.randint(61, (2, 48))
     exact = model(tokens)
     for target in ("compat", "native"):
-        export(loaded(model, tmp_path), tmp_path / target, target)
+        assert export(loaded(model, tmp_path), tmp_path / target, target).caution is None
     errors = [
         (load_model(tmp_path / target, torch.device("cpu"), torch.bfloat16).module(tokens).logits - exact).norm()
         for target in ("compat", "native")

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from plumbline.model.export.older_readers import older_entries
+from plumbline.model.export.older_readers import older_entries, unread_entries
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
 
@@ -37,3 +37,12 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
 )
 def test_what_they_look_for_is_there(config: dict[str, Any], expected: dict[str, Any]) -> None:
     assert older_entries(config) == expected
+
+
+def test_what_they_do_not_read_is_said_where_it_matters() -> None:
+    usual = {"hidden_act": "silu", "use_sliding_window": False, "rope_theta": 1e4}
+    assert unread_entries({**usual, "rope_theta": 5e5}, usual) == ()
+    assert unread_entries({**usual, "hidden_act": "gelu"}, usual) == ("hidden_act: gelu",)
+    windowed = {"hidden_act": "silu", "use_sliding_window": True}
+    assert unread_entries(windowed, usual) == ("use_sliding_window: True",)
+    assert unread_entries({"activation_function": "gelu"}, {"activation_function": "gelu_new"})
