@@ -19,7 +19,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # for `tests`, how
 
 from plumbline.launcher.runtime.models.open import device_named
 from plumbline.model.config import ModelConfig
-from plumbline.model.generation import generate
+from plumbline.model.decoder import CausalLM
+from plumbline.model.generation import cached_reader, continue_together
 from plumbline.model.objectives.next_token import NextTokenConfig
 from tests.benchmarks.lookahead_cost import make
 from tests.benchmarks.stock import stock_model
@@ -44,7 +45,7 @@ def measure(arguments: argparse.Namespace, rows: int, device: torch.device) -> d
     asked: dict[str, Any] = {"do_sample": False, "min_new_tokens": arguments.tokens, "max_new_tokens": arguments.tokens}
     seconds = take_turns(
         {
-            "ours": lambda: list(generate(ours, prompt, arguments.tokens, temperature=0.0)),
+            "ours": lambda: continued(ours, prompt, arguments.tokens),
             "stock": lambda: stock.generate(prompt, attention_mask=torch.ones_like(prompt), pad_token_id=0, **asked),
         },
         arguments.rounds,
@@ -56,6 +57,14 @@ def measure(arguments: argparse.Namespace, rows: int, device: torch.device) -> d
         "stock_tokens_per_second": round(rows * arguments.tokens / seconds["stock"]),
         "ratio": round(seconds["stock"] / seconds["ours"], 3),
     }
+
+
+def continued(model: CausalLM, prompt: torch.Tensor, tokens: int) -> list[list[int | None]]:
+    """Continue prompts [B, T] greedily, as `generate.py` does."""
+    rows = prompt.tolist()
+    read = cached_reader(model, len(rows), prompt.size(1) + tokens)
+    drawing = [torch.Generator(prompt.device) for _ in rows]  # greedy decoding draws nothing
+    return list(continue_together(read, rows, tokens, generators=drawing, temperature=0.0))
 
 
 def main() -> None:
