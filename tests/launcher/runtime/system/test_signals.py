@@ -31,6 +31,7 @@ def handlers_kept() -> Iterator[None]:
 @pytest.fixture
 def stop() -> Iterator[StopRequest]:
     with handlers_kept():
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may have been started by nohup
         yield StopRequest()
 
 
