@@ -314,17 +314,15 @@ def _row_factors(module: CausalLM, stock: Any, recipe: Recipe) -> dict[str, Tens
         if folded.weight.shape != layer.weight.shape:
             continue
         weight = layer.weight.float().cpu()
-        at = weight.abs().argmax(1, keepdim=True)
-        factor = (folded.weight.gather(1, at) / weight.gather(1, at)).nan_to_num(1.0)
-        factor[factor == 0] = 1.0  # a row that counts for nothing
+        largest = weight.abs().argmax(1, keepdim=True)  # of each row; the row may be 0
+        factor = (folded.weight.gather(1, largest) / weight.gather(1, largest)).nan_to_num(1.0)
         if torch.allclose(folded.weight, weight * factor[0], rtol=EXACT, atol=0.0):
-            factors[name] = factor[0, 0]
+            factor = factor[0, 0]
         elif not torch.allclose(folded.weight, weight * factor, rtol=EXACT, atol=0.0):
-            factors[name] = folded.weight.norm() / weight.norm()  # rows in another order, as of Cohere's queries
+            factor = folded.weight.norm() / weight.norm()  # rows in another order, as of Cohere's queries
         elif recipe.weights is not None and recipe.weights.granularity == "tensor":
             raise _other_model(recipe, f"the rows of {name} have factors of their own")
-        else:
-            factors[name] = factor
+        factors[name] = factor.where(factor != 0, 1.0)  # by which the weight is divided; what a gain of 0 left stays 0
     return factors
 
 

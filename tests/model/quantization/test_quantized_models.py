@@ -101,6 +101,19 @@ def test_a_saved_folder_is_what_gptq_makes_of_the_run_whatever_its_factors(
     assert float((found - expected).abs().max() / expected.abs().max()) < 1e-4
 
 
+@pytest.mark.parametrize("gains", [slice(None), slice(3)], ids=["all", "some rows"])
+@torch.no_grad()
+def test_a_branch_whose_gain_is_zero_stays_zero(make_model: MakeModel, tmp_path: Path, gains: slice) -> None:
+    pytest.importorskip("compressed_tensors")
+    ours = make_model(num_hidden_layers=1, intermediate_size=64, branch_gain="vector")
+    ours.get_parameter("model.layers.0.attn_residual.gain")[gains] = 0.0
+    save.save_quantized(loaded(ours, tmp_path), named_recipe("rtn-w4"), [], tmp_path / "saved")
+    writer = load_model(tmp_path / "saved", torch.device("cpu")).module.get_submodule("model.layers.0.self_attn.o_proj")
+    width = ours.get_parameter("model.layers.0.self_attn.o_proj.weight").size(1)
+    written = writer(torch.eye(width))[:, gains]
+    assert torch.equal(written, torch.zeros_like(written))
+
+
 @pytest.mark.parametrize(
     ("recipe", "shape", "message"),
     [
