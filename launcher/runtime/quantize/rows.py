@@ -169,7 +169,7 @@ class RowFile:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self.rows: list[Row] = []
-        if (folder / ROWS).is_file():
+        if any((folder / name).is_file() for name in (ROWS, LAYERS)):
             with self._alone():
                 self._settle()
 
@@ -179,10 +179,14 @@ class RowFile:
 
     def _settle(self) -> None:
         """Read the rows that count, and move the others to superseded.jsonl; the lines of their layers go."""
-        rows, superseded = _rows(self.folder)
+        rows, earlier = _rows(self.folder)
         self.rows = [row for row, _ in rows]
         known = {row.key for row in self.rows}
-        layers = [layer for _, layer in _read(self.folder / LAYERS) if layer["key"] in known]
+        # Two processes that measured the same at once have written it twice
+        superseded = [(row, line) for row, line in earlier if row.key not in known]
+        layers = {
+            (layer["key"], layer["name"]): layer for _, layer in _read(self.folder / LAYERS) if layer["key"] in known
+        }
         if superseded:
             _append(self.folder / SUPERSEDED, [line for _, line in superseded])
             names = ", ".join(sorted({f"{row.recipe} of {row.checkpoint.model}" for row, _ in superseded}))
@@ -190,7 +194,7 @@ class RowFile:
                 f"{self.folder / ROWS}: weights, recipe or text changed under the same name: {names}; the earlier rows "
                 f"moved to {SUPERSEDED}"
             )
-        for name, items in ((ROWS, [line for _, line in rows]), (LAYERS, layers)):
+        for name, items in ((ROWS, [line for _, line in rows]), (LAYERS, layers.values())):
             if (self.folder / name).is_file():
                 write_json_lines(self.folder / name, items)  # including unknown keys
 

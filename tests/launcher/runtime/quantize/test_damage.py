@@ -234,7 +234,7 @@ def test_rows_of_others_stay_as_they_are(tmp_path: Path) -> None:
 def test_rows_last_and_torn_ones_are_dropped(tmp_path: Path) -> None:
     rows = RowFile(tmp_path)
     rows.add(row(key="one"), [LAYER])
-    rows.add(row("rtn-w3", key="two"), [LAYER, LAYER])
+    rows.add(row("rtn-w3", key="two"), [LAYER, replace(LAYER, name="layers.0.down")])
     whole = (tmp_path / ROWS).read_text()
     (tmp_path / ROWS).write_text(whole[: len(whole) - 20])  # as a crash leaves it
     again = RowFile(tmp_path)
@@ -249,6 +249,24 @@ def test_rows_last_and_torn_ones_are_dropped(tmp_path: Path) -> None:
     assert asdict(LAYER).keys() <= layer.keys()
 
 
+def test_layers_without_any_row_are_dropped(tmp_path: Path) -> None:
+    """As the first row leaves them if it is killed between the two files; it is measured again."""
+    RowFile(tmp_path).add(row(key="one"), [LAYER])
+    (tmp_path / ROWS).unlink()
+    RowFile(tmp_path).add(row(key="one"), [LAYER])
+    assert len((tmp_path / LAYERS).read_text().splitlines()) == 1
+
+
+def test_what_two_processes_measured_at_once_counts_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for process in RowFile(tmp_path), RowFile(tmp_path):
+        process.add(row(key="one"), [LAYER])
+    assert [each.key for each in RowFile(tmp_path).rows] == ["one"]
+    for name in (ROWS, LAYERS):
+        assert len((tmp_path / name).read_text().splitlines()) == 1
+    assert not (tmp_path / SUPERSEDED).exists()
+    assert "changed" not in capsys.readouterr().err
+
+
 def test_a_row_gives_way_to_a_later_one_of_the_same_request(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Weights trained anew, a recipe edited under its name, a text prepared anew: each makes another key."""
     rows = RowFile(tmp_path)
@@ -260,7 +278,7 @@ def test_a_row_gives_way_to_a_later_one_of_the_same_request(tmp_path: Path, capl
         file.write(json.dumps({**row(key="new", data_fingerprint="abcdef", base_loss=1.9).to_json(), "mine": 1}) + "\n")
     assert [each.key for each in read_rows(tmp_path)] == ["other", "ema", "new"]
     rows = RowFile(tmp_path)
-    rows.add(row(key="newest", post={"name": "rtn-w4", "static": True}), [LAYER, LAYER])
+    rows.add(row(key="newest", post={"name": "rtn-w4", "static": True}), [LAYER, replace(LAYER, name="layers.0.down")])
     assert "old" not in rows
     for read in (rows.rows, RowFile(tmp_path).rows):
         assert [each.key for each in read] == ["other", "ema", "newest"]
