@@ -6,7 +6,7 @@
 
 `--code` is the exit code of srun, `--before` what this program printed when the attempt began.
 Inside a job, start it with SIGTERM ignored.
-Exit codes: 0 the job is requeued; 1 it is not; 2 this could not be decided.
+Exit codes: 0 the job is requeued; 1 it is not; 2, or 89 if a disk is away, this could not be decided.
 """
 
 import argparse
