@@ -71,8 +71,8 @@ def check_written(part: object, base: type, members: Iterable[str]) -> None:
     """
     kind = type(part)
     for member in members:
-        own = member in vars(part) or inspect.getattr_static(kind, member, None)
-        if own is inspect.getattr_static(base, member, None):
+        inherited = inspect.getattr_static(base, member, None)
+        if member not in vars(part) and inspect.getattr_static(kind, member, None) is inherited:
             raise ValueError(
                 f"{kind.__module__}.{kind.__name__} has no {member}: a kind states its own, "
                 f"see {base.__name__} in {base.__module__}"
