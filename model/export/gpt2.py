@@ -26,6 +26,7 @@ def _gpt2(config: ModelConfig, weights: Weights) -> Export:
         "n_head": config.num_attention_heads,
         "n_inner": config.intermediate_size,
         "n_positions": config.max_position_embeddings,
+        "n_ctx": config.max_position_embeddings,  # its older name, which llama.cpp's converter reads
         "activation_function": ACTIVATIONS[config.mlp],
         "layer_norm_epsilon": config.norm_eps,
         "tie_word_embeddings": config.tie_word_embeddings,

@@ -1,4 +1,4 @@
-"""Add the entries that older readers expect to those that transformers 5 writes, and find those that some ignore."""
+"""Add the rotary entries that readers of transformers 4 expect in config.json, and find entries that some ignore."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -17,14 +17,7 @@ def unread_entries(config: Mapping[str, Any], usual: Mapping[str, Any]) -> tuple
     return tuple(f"{key}: {config[key]}" for key in UNREAD if key in config and config[key] != usual.get(key))
 
 
-def older_entries(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entries of transformers 4: of GPT-2 the one that llama.cpp's converter reads, else rotary ones."""
-    if config.get("model_type") == "gpt2":
-        return {"n_ctx": config["n_positions"]}
-    return _rope_entries(config)
-
-
-def _rope_entries(config: Mapping[str, Any]) -> dict[str, Any]:
+def older_rope_entries(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return `rope_theta` and related entries, copied from `rope_parameters`.
 
     Readers that do not know `rope_parameters` silently use a class's default if these are missing. Scaled positions are

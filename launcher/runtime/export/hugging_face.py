@@ -25,7 +25,7 @@ from plumbline.launcher.runtime.system.files import read_object, write_json
 from plumbline.launcher.runtime.system.log import LOG
 from plumbline.model.decoder import CausalLM
 from plumbline.model.export import native, thinker
-from plumbline.model.export.older_readers import older_entries, unread_entries
+from plumbline.model.export.older_readers import older_rope_entries, unread_entries
 from plumbline.model.export.stock import Headroom
 from plumbline.model.export.targets import TARGETS, resolved, to_hugging_face
 from plumbline.model.objectives.objective import TrainedLM
@@ -153,9 +153,9 @@ def limit_length(folder: Path, positions: int) -> None:
 
 
 def note_for_older_readers(folder: Path) -> None:
-    """Add the keys from before transformers 5 to the config.json of a Hugging Face folder."""
+    """Add the rotary keys from before transformers 5 to the config.json of a Hugging Face folder."""
     config = read_object(folder / "config.json")
-    write_json(folder / "config.json", config | older_entries(config))
+    write_json(folder / "config.json", config | older_rope_entries(config))
 
 
 def _unread_by_some(folder: Path) -> tuple[str, ...]:

@@ -1,10 +1,16 @@
 """Older readers find the keys that they know in config.json, with the values of the newer ones."""
 
+import json
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from plumbline.model.export.older_readers import older_entries, unread_entries
+from plumbline.launcher.runtime.export.hugging_face import export
+from plumbline.model.decoder import CausalLM
+from plumbline.model.export.older_readers import older_rope_entries, unread_entries
+from tests.model.conftest import loaded
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
 
@@ -30,13 +36,12 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
             {"rope_theta": 2e5, "rope_local_base_freq": 1e4},
         ),
         ({"rope_parameters": {**YARN, "rope_theta": 1e4, "partial_rotary_factor": 1.0}}, {}),
-        ({"model_type": "gpt2", "n_positions": 64}, {"n_ctx": 64}),
-        ({"model_type": "cohere"}, {}),
+        ({"model_type": "gpt2"}, {}),
     ],
-    ids=["plain", "scaled", "two kinds of layers", "partial", "GPT-2", "none"],
+    ids=["plain", "scaled", "two kinds of layers", "partial", "none"],
 )
 def test_what_they_look_for_is_there(config: dict[str, Any], expected: dict[str, Any]) -> None:
-    assert older_entries(config) == expected
+    assert older_rope_entries(config) == expected
 
 
 def test_what_they_do_not_read_is_said_where_it_matters() -> None:
@@ -46,3 +51,12 @@ def test_what_they_do_not_read_is_said_where_it_matters() -> None:
     windowed = {"hidden_act": "silu", "use_sliding_window": True}
     assert unread_entries(windowed, usual) == ("use_sliding_window: True",)
     assert unread_entries({"activation_function": "gelu"}, {"activation_function": "gelu_new"})
+
+
+def test_the_converter_of_llama_cpp_finds_the_length_of_gpt2(
+    make_model: Callable[..., CausalLM], tmp_path: Path
+) -> None:
+    model = make_model(family="gpt2")
+    export(loaded(model, tmp_path), tmp_path / "out", "gpt2")
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["n_ctx"] == config["n_positions"] == model.config.max_position_embeddings
