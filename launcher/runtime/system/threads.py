@@ -68,7 +68,7 @@ def _is_chosen(environment: Mapping[str, str]) -> bool:
 def ranks_on_this_host(environment: Mapping[str, str]) -> int:
     """Return the number of ranks on this host from torchrun, DeepSpeed or Slurm, or 1 without them.
 
-    Slurm counts the tasks of a step on its nodes as in 4(x2),3: the first node, which has the most, stands for all.
+    Slurm counts the tasks of a step on its nodes as in 4(x2),3: the first of them stands for all.
     """
     names = (*OF_LAUNCHERS, "SLURM_STEP_TASKS_PER_NODE", "SLURM_NTASKS_PER_NODE")
     found = (re.match(r"\d+", environment.get(name, "")) for name in names)
