@@ -17,7 +17,7 @@ from plumbline.launcher.runtime.system import cli
 def parse_arguments() -> argparse.Namespace:
     """Read the command line."""
     parser = cli.Parser(__doc__)
-    parser.add_argument("--model", type=cli.existing, required=True, help="run (its newest checkpoint) or checkpoint")
+    parser.add_argument("--model", type=cli.own_model, required=True, help="run (its newest checkpoint) or checkpoint")
     parser.add_argument("--average", help=cli.AVERAGE)
     parser.add_argument("--output", type=Path, required=True, help="folder to make")
     parser.add_argument("--target", default="auto", help="auto (stock class, else native) or a class of docs/export.md")

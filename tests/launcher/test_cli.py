@@ -17,7 +17,6 @@ import torch
 from plumbline.launcher.plan import check_options
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.engine.memory import model_states
-from plumbline.launcher.runtime.system import cli
 from plumbline.launcher.runtime.system.slurm import Request
 from plumbline.launcher.runtime.train import submission
 from tests.conftest import written
@@ -409,42 +408,3 @@ def test_the_table_of_parameters_takes_no_option_that_says_nothing_there(command
 def test_a_plan_for_devices_that_cannot_share_the_batch_is_refused(command: Command, tiny_config: Path) -> None:
     error = the_error(command("plan", "--config", tiny_config, "--devices", "3"))
     assert "data.global_batch_size 8 is not a multiple of the world size 3" in error
-
-
-@pytest.mark.parametrize("given", [["--optimizer.lr=1"], ["--optimizer.lr", "1"], ["-optimizer.lr=1"]])
-def test_an_override_written_as_an_option_is_told_how_it_is_written(
-    given: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    parser = cli.Parser()
-    parser.add_argument("overrides", nargs="*")
-    with pytest.raises(SystemExit) as left:
-        parser.parse_args(given)
-    assert left.value.code == 2
-    assert "keys of the configuration have no dashes: optimizer.lr=" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        (["--config", "x.yaml", "--resume"], "a run resumes by itself: the same command goes on"),
-        (["x.yaml", "train.steps=3"], "did you mean --config x.yaml?"),
-    ],
-)
-def test_habits_of_other_trainers_are_answered(
-    given: list[str], words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("sys.argv", ["pretrain.py", *given])
-    parser = cli.Parser()
-    parser.add_argument("--config", required=True)
-    parser.add_argument("overrides", nargs="*")
-    with pytest.raises(SystemExit):
-        parser.parse_intermixed_args()
-    assert words in capsys.readouterr().err
-
-
-def test_an_option_of_sbatch_that_no_job_has_is_told_its_place(capsys: pytest.CaptureFixture[str]) -> None:
-    parser = cli.Parser()
-    cli.add_job_options(parser, "a job")
-    with pytest.raises(SystemExit):
-        parser.parse_args(["--mem", "64G"])
-    assert "variables in slurm/cluster.env, --mem as SBATCH_MEM_PER_NODE" in capsys.readouterr().err

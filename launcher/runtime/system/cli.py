@@ -73,7 +73,12 @@ class Parser(argparse.ArgumentParser):
             message += f"; did you mean --config {files[0]}?"
         elif "--partition" in self._option_string_actions and re.search(r"unrecognized arguments:.*--\w", message):
             message += "; sbatch's other options are variables in slurm/cluster.env, --mem as SBATCH_MEM_PER_NODE"
+        elif self._takes_overrides() and "unrecognized arguments: -" in message:
+            message += "; values of the configuration are written section.key=VALUE, without dashes"
         super().error(message)
+
+    def _takes_overrides(self) -> bool:
+        return any(action.dest == "overrides" for action in self._actions)
 
 
 def is_yaml(word: str) -> bool:
@@ -223,6 +228,13 @@ def existing(text: str) -> Path:
 def model(text: str) -> str:
     """Return the path of an existing model, or hf:NAME for one on the hub, for argparse."""
     return text if text.startswith("hf:") else str(existing(text))
+
+
+def own_model(text: str) -> Path:
+    """Return the path of an existing run or checkpoint, for argparse."""
+    if text.startswith("hf:"):
+        raise argparse.ArgumentTypeError(f"{text} is a Hugging Face folder already; give a run or a checkpoint")
+    return existing(text)
 
 
 def existing_or_stdin(text: str) -> str:

@@ -1,4 +1,4 @@
-"""What the types of options say to mistakes."""
+"""What the parser and the types of options say to mistakes."""
 
 import argparse
 from pathlib import Path
@@ -22,3 +22,48 @@ def test_a_path_that_is_not_there_is_answered_with_those_most_like_it(tmp_path: 
     (tmp_path / "empty" / ".hidden").touch()
     with pytest.raises(argparse.ArgumentTypeError, match=r"empty holds nothing like it$"):
         cli.existing(str(tmp_path / "empty" / "hidden"))
+
+
+@pytest.mark.parametrize("given", [["--optimizer.lr=1"], ["--optimizer.lr", "1"], ["-optimizer.lr=1"]])
+def test_an_override_written_as_an_option_is_told_how_it_is_written(
+    given: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    parser = cli.Parser()
+    parser.add_argument("overrides", nargs="*")
+    with pytest.raises(SystemExit) as left:
+        parser.parse_args(given)
+    assert left.value.code == 2
+    assert "keys of the configuration have no dashes: optimizer.lr=" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (["--config", "x.yaml", "--resume"], "a run resumes by itself: the same command goes on"),
+        (["x.yaml", "train.steps=3"], "did you mean --config x.yaml?"),
+        (["--config", "x.yaml", "--lr", "3"], "--lr; values of the configuration are written section.key=VALUE"),
+    ],
+)
+def test_habits_of_other_trainers_are_answered(
+    given: list[str], words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["pretrain.py", *given])
+    parser = cli.Parser()
+    parser.add_argument("--config", required=True)
+    parser.add_argument("overrides", nargs="*")
+    with pytest.raises(SystemExit):
+        parser.parse_intermixed_args()
+    assert words in capsys.readouterr().err
+
+
+def test_only_a_run_is_exported() -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="hf:gpt2 is a Hugging Face folder already; give a run"):
+        cli.own_model("hf:gpt2")
+
+
+def test_an_option_of_sbatch_that_no_job_has_is_told_its_place(capsys: pytest.CaptureFixture[str]) -> None:
+    parser = cli.Parser()
+    cli.add_job_options(parser, "a job")
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--mem", "64G"])
+    assert "variables in slurm/cluster.env, --mem as SBATCH_MEM_PER_NODE" in capsys.readouterr().err
