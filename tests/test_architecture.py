@@ -4,6 +4,7 @@ import ast
 import re
 import sys
 import sysconfig
+from functools import cache
 from importlib.machinery import PathFinder
 from pathlib import Path
 
@@ -60,6 +61,7 @@ def runtime_room(module: str) -> str | None:
     return module.split(".")[3] if module.startswith("plumbline.launcher.runtime.") else None
 
 
+@cache
 def imported(path: Path) -> set[str]:
     """Dotted names of everything a file imports, at its top or inside functions."""
     package = module_name(path.with_name("__init__.py")).split(".")
