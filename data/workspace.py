@@ -47,12 +47,25 @@ def is_free(output: Path) -> bool:
     return not os.path.lexists(output) or (output.is_dir() and not output.is_symlink() and not any(output.iterdir()))
 
 
+def check_folder(output: Path, folder: Path | None = None) -> None:
+    """Refuse an output path whose folder (by default itself) is, or would be in, something else than a folder.
+
+    Raises:
+        ValueError: names the path, what is there, and what to do.
+    """
+    folder = (folder or output).absolute()
+    place = next(place for place in (folder, *folder.parents) if os.path.lexists(place))
+    if not place.is_dir():
+        raise ValueError(f"--output {output}: {place} is not a folder; choose another name")
+
+
 def check_replaceable(output: Path, kind: FolderKind) -> None:
     """Refuse an output path unless it is free, or a folder of `kind` without other files.
 
     Raises:
         ValueError: names the path, what is there, and what to do.
     """
+    check_folder(output, output.parent)
     if not is_free(output) and (obstacle := _foreign(output, kind)):
         raise ValueError(f"--output {output}: {obstacle}; nothing was replaced: choose another name, or move this away")
 

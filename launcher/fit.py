@@ -45,7 +45,7 @@ if __name__ == "__main__":
     cli.begin(parse_arguments)  # ahead of the imports below, which take seconds
 
 
-from plumbline.data.workspace import check_replaceable_file
+from plumbline.data.workspace import check_folder, check_replaceable_file
 from plumbline.launcher.runtime.laws.document import describe
 from plumbline.launcher.runtime.laws.plots import plot_fit
 from plumbline.launcher.runtime.laws.rows import read_rows
@@ -63,6 +63,7 @@ LAW_START = '{\n  "form": '
 def main() -> None:
     """Read the rows, fit, resample, write and print the result."""
     arguments = parse_arguments()
+    check_folder(arguments.output)
     check_replaceable_file(arguments.output / LAW, LAW_START)
     form = form_named(arguments.form)
     rows = read_rows(arguments.results)

@@ -226,6 +226,8 @@ def test_wrong_requests_are_refused(run: Run, tmp_path: Path) -> None:
     code, _, errors = run(fit.main, file, "--output", tmp_path)
     assert code == 2
     assert "law.json: exists and was not written by this command; nothing was replaced" in errors
+    code, _, errors = run(fit.main, file, "--output", file)
+    assert (code, errors) == (2, f"error: --output {file}: {file} is not a folder; choose another name\n")
     assert (tmp_path / "law.json").read_text() == '{"law": "mine"}'
     with pytest.raises(ValueError, match=r"neither a file nor a folder with results.jsonl or rows.jsonl"):
         read_rows([tmp_path])
