@@ -32,7 +32,8 @@ if __name__ == "__main__":
 
 import torch
 
-from plumbline.launcher.runtime.export.hugging_face import check_output, export
+from plumbline.launcher.runtime.export.hugging_face import check_exportable, check_output, export
+from plumbline.launcher.runtime.models.facts import outline
 from plumbline.launcher.runtime.models.open import load_model
 from plumbline.launcher.runtime.system.log import LOG
 
@@ -40,7 +41,8 @@ from plumbline.launcher.runtime.system.log import LOG
 def main() -> None:
     """Load the model in fp32, export it, print how the reloaded folder compares."""
     arguments = parse_arguments()
-    check_output(arguments.output, arguments.overwrite)  # before a model is read
+    check_output(arguments.output, arguments.overwrite)  # before weights are read
+    check_exportable(outline(arguments.model), arguments.target)
     model = load_model(arguments.model, torch.device("cpu"), average=arguments.average, with_objective=True)
     report = export(model, arguments.output, arguments.target, arguments.overwrite)
     if arguments.json:
@@ -55,10 +57,8 @@ def main() -> None:
         print(f"constant channels: {room.constant_channels}, stream {room.largest:.1e} of at most {room.limit:.1e}")
     if report.lookahead is not None:
         print(f"thoughts, by the folder's lookahead.py: {report.lookahead}")
-    if report.only_with_thoughts is not None:
-        LOG.warning("trained to predict with thoughts; the plain model in this folder, without them, was not")
-    if report.caution is not None:
-        LOG.warning(report.caution)
+    for caution in report.cautions:
+        LOG.warning(caution)
     if report.own_code:
         print("the folder brings its own code: load it with trust_remote_code=True")
 

@@ -39,6 +39,7 @@ def model_card(model: LoadedModel, report: ExportReport) -> str:
     if report.lookahead is not None:
         rows.append(("Thoughts", str(report.lookahead)))
     trust = ", trust_remote_code=True" if report.own_code else ""
+    cautions = "".join(f"\n\n**{words}.**" for words in report.cautions)
     table = "\n".join(f"| {name} | {value} |" for name, value in rows)
     return f"""---
 library_name: transformers
@@ -46,7 +47,7 @@ pipeline_tag: text-generation
 ---
 # {config.run.name}
 
-A causal language model pretrained with Plumbline. {_how(report)}{_cautions(report)}
+A causal language model pretrained with Plumbline. {_how(report)}{cautions}
 
 | | |
 |---|---|
@@ -59,17 +60,6 @@ model = AutoModelForCausalLM.from_pretrained("{report.folder}"{trust})
 tokenizer = AutoTokenizer.from_pretrained("{report.folder}")
 ```
 {_how_to_think(report, trust)}"""
-
-
-def _cautions(report: ExportReport) -> str:
-    """Return warnings: that training did not improve the plain model, that some engines compute another one."""
-    without_thoughts = None
-    if report.only_with_thoughts is not None:
-        without_thoughts = (
-            f"It was trained to predict with thoughts before the text ({report.only_with_thoughts}). What the stock "
-            "class says without them was not trained"
-        )
-    return "".join(f"\n\n**{words}.**" for words in (without_thoughts, report.caution) if words is not None)
 
 
 def _how_to_think(report: ExportReport, trust: str) -> str:

@@ -57,15 +57,14 @@ def export(model: LoadedModel, output: Path, target: str, overwrite: bool = Fals
         ExportError: the reloaded folder differs from the model.
         FullDiskError: no space is left on the device.
     """
-    if not isinstance(model.module, CausalLM) or model.config is None:
-        raise ValueError(f"{model.source}: already a Hugging Face folder; --model takes a run or a checkpoint")
     check_output(output, overwrite)
-    _check_precision(model.config.precision)
+    target = check_exportable(model, target)
     ours = model.module
+    assert isinstance(ours, CausalLM), "checked above"
+    assert model.config is not None, "every CausalLM comes from a run"
     weights = {name: weight.detach().float() for name, weight in ours.named_parameters()}
     weights |= {f"model.layers.{name}": weight for name, weight in rounded_weights(ours.model.layers).items()}
     plain = {name: weight for name, weight in weights.items() if not name.startswith(OBJECTIVE)}
-    target = resolved(target, ours.config)
     entries, stock_weights = to_hugging_face(target, ours.config, ours.multipliers, plain)
     entries |= {DOCUMENT_MASK: True} if ours.config.document_mask else {}
     room = _headroom(target, ours)
@@ -101,6 +100,18 @@ def check_output(output: Path, overwrite: bool) -> None:
     check_replaceable(output, EXPORT)
     if not overwrite and not is_free(output):
         raise ValueError(f"--output {output}: exists; choose another folder or add --overwrite")
+
+
+def check_exportable(model: LoadedModel, target: str) -> str:
+    """Return the name of the target, with auto resolved, if it can express a model; its weights are not needed.
+
+    Raises:
+        ValueError: the model is no run's, rounds more than weights, or the target is unknown or cannot express it.
+    """
+    if not isinstance(model.module, CausalLM) or model.config is None:
+        raise ValueError(f"{model.source}: already a Hugging Face folder; --model takes a run or a checkpoint")
+    _check_precision(model.config.precision)
+    return resolved(target, model.module.config)
 
 
 def _check_precision(precision: PrecisionConfig) -> None:

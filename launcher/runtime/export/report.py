@@ -51,11 +51,14 @@ class ExportReport:
     """Entries of config.json that some engines do not read: there the folder is another model, without an error."""
 
     @property
-    def caution(self) -> str | None:
-        """Return a warning of engines in which the folder is another model, or None if its class is as usual."""
-        if not self.unread:
-            return None
-        return (
+    def cautions(self) -> tuple[str, ...]:
+        """Return warnings: that training did not improve the plain model, that some engines compute another one."""
+        without_thoughts = (
+            f"It was trained to predict with thoughts before the text ({self.only_with_thoughts}). What the stock "
+            "class says without them was not trained"
+        )
+        unread = (
             f"config.json has {', '.join(self.unread)}, which transformers reads. Engines such as llama.cpp do not, "
             "and compute another model without an error (docs/export.md)"
         )
+        return (*((without_thoughts,) if self.only_with_thoughts else ()), *((unread,) if self.unread else ()))

@@ -1,13 +1,23 @@
-"""Read the limits of a model from its folder before any weights are read."""
+"""Read the limits and the shape of a model from its folder before any weights are read."""
 
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from plumbline.data.damage import reading
 from plumbline.launcher.runtime.checkpoint import store as checkpoint
 from plumbline.launcher.runtime.config.load import config_in
+from plumbline.launcher.runtime.engine.build import build_model, without_objective
 from plumbline.launcher.runtime.models.averages import checkpoint_at
-from plumbline.launcher.runtime.models.open import is_ours, native_classes, quiet_transformers, tokenizer_beside
+from plumbline.launcher.runtime.models.open import (
+    LoadedModel,
+    is_ours,
+    native_classes,
+    opening,
+    quiet_transformers,
+    tokenizer_beside,
+)
 from plumbline.launcher.runtime.system.files import read_object
 from plumbline.model.export.native import MODEL_TYPE
 
@@ -44,7 +54,7 @@ def model_facts(path: Path) -> ModelFacts:
         ValueError: it is none of these, or its configuration cannot be read.
     """
     if is_ours(path):
-        folder = checkpoint_at(path, lambda place: checkpoint.problems(place, only=checkpoint.CONFIG.__eq__))
+        folder = _checkpoint(path)
         model = config_in(folder).model
         return ModelFacts(path, model.max_position_embeddings, model.vocab_size, tokenizer_beside(folder))
     from transformers import AutoConfig
@@ -54,3 +64,31 @@ def model_facts(path: Path) -> ModelFacts:
         kind = native_classes()[0] if read_object(file).get("model_type") == MODEL_TYPE else AutoConfig
         text = kind.from_pretrained(path, trust_remote_code=False).get_text_config()
         return ModelFacts(path, getattr(text, "max_position_embeddings", None), text.vocab_size, path)
+
+
+def outline(path: Path) -> LoadedModel:
+    """Return a model with its weights on the meta device, so that what it does not fit is refused before reading them.
+
+    Raises:
+        ValueError: it is no model, or its configuration cannot be read.
+    """
+    meta = torch.device("meta")
+    if is_ours(path):
+        folder = _checkpoint(path)
+        config = config_in(folder)
+        module = build_model(without_objective(config), meta)
+        return LoadedModel(module.eval(), folder, tokenizer_beside(folder), config, None, None)
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    with opening(path), meta:
+        if read_object(path / "config.json").get("model_type") == MODEL_TYPE:
+            shape, kind = native_classes()
+            return LoadedModel(kind(shape.from_pretrained(path)).eval(), path, path, None, None, None)
+        entries = AutoConfig.from_pretrained(path, trust_remote_code=False)
+        module = AutoModelForCausalLM.from_config(entries, trust_remote_code=False)
+        return LoadedModel(module.eval(), path, path, None, None, None)
+
+
+def _checkpoint(path: Path) -> Path:
+    """Return the checkpoint of a path whose configuration is whole, its weights unread."""
+    return checkpoint_at(path, lambda place: checkpoint.problems(place, only=checkpoint.CONFIG.__eq__))

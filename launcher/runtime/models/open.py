@@ -343,18 +343,32 @@ def _load_checkpoint(
 def _load_hugging_face(folder: Path, device: torch.device, dtype: torch.dtype) -> LoadedModel:
     from transformers import AutoModelForCausalLM
 
-    try:
+    with opening(folder), torch.no_grad():
         # A native export runs with our own code, not with the copy in the folder
         entries = read_object(folder / "config.json")
-        with quiet_transformers(), torch.no_grad():
-            kind = native_classes()[1] if entries.get("model_type") == MODEL_TYPE else AutoModelForCausalLM
-            # By default, Gemma2's class in transformers 5.20 uses a kernel that ignores its cap
-            attention = "eager" if entries.get("attn_logit_softcapping") else None
-            module, found = kind.from_pretrained(
-                folder, dtype=dtype, attn_implementation=attention, output_loading_info=True, trust_remote_code=False
-            )
-            if hasattr(module, "ct_decompress_hook"):  # compressed-tensors unpacks in the first forward, with a bar
-                module(input_ids=torch.zeros(1, 1, dtype=torch.int64))
+        kind = native_classes()[1] if entries.get("model_type") == MODEL_TYPE else AutoModelForCausalLM
+        # By default, Gemma2's class in transformers 5.20 uses a kernel that ignores its cap
+        attention = "eager" if entries.get("attn_logit_softcapping") else None
+        module, found = kind.from_pretrained(
+            folder, dtype=dtype, attn_implementation=attention, output_loading_info=True, trust_remote_code=False
+        )
+        if hasattr(module, "ct_decompress_hook"):  # compressed-tensors unpacks in the first forward, with a bar
+            module(input_ids=torch.zeros(1, 1, dtype=torch.int64))
+    check_whole(module, found, folder)
+    check_finite(module.state_dict(), folder, "copy the folder again, or give another model")
+    return LoadedModel(module.to(device).eval(), folder, folder, None, None, None)
+
+
+@contextmanager
+def opening(folder: Path) -> Iterator[None]:
+    """Open a Hugging Face folder quietly, and turn whatever fails into an error that names the folder.
+
+    Raises:
+        ValueError: the folder cannot be opened; says why.
+    """
+    try:
+        with quiet_transformers():
+            yield
     except ImportError as error:  # of the package that the folder's quantization needs
         raise ValueError(f"{folder}: {error} (pip install -e '.[quantize]' brings compressed-tensors)") from error
     except SafetensorError as error:
@@ -363,9 +377,6 @@ def _load_hugging_face(folder: Path, device: torch.device, dtype: torch.dtype) -
         reason = "its model is Python code of its own (auto_map in config.json), which is not run here"
         reason = reason if "trust_remote_code" in str(error) else f"transformers cannot load this folder: {error}"
         raise ValueError(f"{folder}: {reason}") from error
-    check_whole(module, found, folder)
-    check_finite(module.state_dict(), folder, "copy the folder again, or give another model")
-    return LoadedModel(module.to(device).eval(), folder, folder, None, None, None)
 
 
 def native_classes() -> tuple[Any, Any]:

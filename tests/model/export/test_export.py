@@ -195,7 +195,7 @@ def test_constant_channels_lose_nothing_in_bf16(make_model: MakeModel, tmp_path:
     model, tokens = make_model(**OP, mlp="swiglu"), torch.randint(61, (2, 48))
     exact = model(tokens)
     for target in ("compat", "native"):
-        assert export(loaded(model, tmp_path), tmp_path / target, target).caution is None
+        assert export(loaded(model, tmp_path), tmp_path / target, target).cautions == ()
     errors = [
         (load_model(tmp_path / target, torch.device("cpu"), torch.bfloat16).module(tokens).logits - exact).norm()
         for target in ("compat", "native")
