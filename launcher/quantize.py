@@ -60,9 +60,10 @@ if __name__ == "__main__":
 
 from plumbline.data.loader import ValidationBatches, calibration_batches
 from plumbline.data.streams import SampleSource
-from plumbline.data.workspace import check_replaceable_file
+from plumbline.data.workspace import check_folder, check_replaceable_file
 from plumbline.launcher.runtime.config.stock import model_folder
 from plumbline.launcher.runtime.laws.document import open_law
+from plumbline.launcher.runtime.models.facts import outline
 from plumbline.launcher.runtime.models.held_out import check_tokenizer, open_data, window_length
 from plumbline.launcher.runtime.models.open import DTYPES, LoadedModel, device_named, load_model
 from plumbline.launcher.runtime.quantize.recipes import read_recipes
@@ -75,41 +76,59 @@ from plumbline.launcher.runtime.quantize.rows import (
     SUPERSEDED,
     RowFile,
     Text,
+    fitting,
     measure_missing,
     read_rows,
 )
 from plumbline.launcher.runtime.quantize.save import check_savable, save_quantized
+from plumbline.launcher.runtime.system.exit_codes import COMPLETE, UNUSABLE
+from plumbline.launcher.runtime.system.log import LOG
 from plumbline.model.quantization.post_training.recipes import RULE, SETS, Recipe
 
 
-def main() -> None:
-    """Check the request, then measure or save."""
+def main() -> int:
+    """Check the request of every model before any weights are read, then measure or save."""
     arguments = parse_arguments()
     if arguments.list:
         print_recipes()
-        return
+        return COMPLETE
     wanted = read_recipes(arguments.recipes)
     law = open_law(arguments.law).law if arguments.law else None
     if law is not None and "post_bits" not in law.USES:
         raise ValueError(f"--law {arguments.law}: says nothing of quantization after training; give another")
+    device = device_named(arguments.device)
     arguments.model = [model_folder(each) for each in arguments.model]
     source = open_data(arguments.data, arguments.model[0], trains=True)
+    outlines = [outline(each) for each in arguments.model]
+    texts = [open_text(arguments, source, each) for each in outlines]
     if arguments.save is not None:
-        save(arguments, source, wanted)
-        return
+        save(arguments, outlines, texts, wanted)
+        return COMPLETE
+    check_folder(arguments.output)
     for name, start in ((ROWS, ROW_START), (SUPERSEDED, ROW_START), (LAYERS, ROW_START), (REPORT, TITLE)):
         check_replaceable_file(arguments.output / name, start)
-    file = RowFile(arguments.output)
-    for path in arguments.model:
-        model = open_model(path, arguments, source)
-        measure_missing(model, wanted, open_text(arguments, source, model), file, arguments.recipes)
+    requests = [
+        (path, fitting(model, wanted, text, arguments.recipes), text)
+        for path, model, text in zip(arguments.model, outlines, texts, strict=True)
+    ]
+    file, failed = RowFile(arguments.output), list[str]()
+    for path, recipes, text in requests:
+        try:
+            model = load_model(path, device, DTYPES["fp32"], arguments.average)
+            failed += measure_missing(model, recipes, text, file)
+        except ValueError as error:  # of this model, such as a damaged checkpoint
+            failed.append(str(error))
     rows = read_rows(arguments.output)  # including those of other processes
-    report = write_report(rows, arguments.output, law)
-    if arguments.json:
-        cli.print_json([row.to_json() for row in rows])
-    else:
-        print(report.read_text(encoding="utf-8"), end="")
-        print(f"\n{report}, {len(rows)} rows in {arguments.output}")
+    if rows or not failed:
+        report = write_report(rows, arguments.output, law)
+        if arguments.json:
+            cli.print_json([row.to_json() for row in rows])
+        else:
+            print(report.read_text(encoding="utf-8"), end="")
+            print(f"\n{report}, {len(rows)} rows in {arguments.output}", flush=True)
+    for reason in failed:
+        LOG.error(f"not measured: {reason}")
+    return UNUSABLE if failed else COMPLETE
 
 
 def print_recipes() -> None:
@@ -119,15 +138,9 @@ def print_recipes() -> None:
         print(f"\n{name}: {' '.join(members)}")
 
 
-def open_model(path: Path, arguments: argparse.Namespace, source: SampleSource) -> LoadedModel:
-    """Open a model in fp32, and check it against the text."""
-    model = load_model(path, device_named(arguments.device), DTYPES["fp32"], arguments.average)
-    check_tokenizer(model, source)
-    return model
-
-
 def open_text(arguments: argparse.Namespace, source: SampleSource, model: LoadedModel) -> Text:
-    """Return the text that a model is scored and calibrated on."""
+    """Return the text that a model is scored and calibrated on, and check that it fits."""
+    check_tokenizer(model, source)
     length = window_length(model, arguments.sequence_length)
     calibration = list(calibration_batches(source, length, arguments.calibration_sequences))
     return Text(
@@ -145,24 +158,26 @@ def open_text(arguments: argparse.Namespace, source: SampleSource, model: Loaded
     )
 
 
-def save(arguments: argparse.Namespace, source: SampleSource, wanted: Sequence[Recipe]) -> None:
+def save(
+    arguments: argparse.Namespace, outlines: Sequence[LoadedModel], texts: Sequence[Text], wanted: Sequence[Recipe]
+) -> None:
     """Write one model, quantized one way, as a Hugging Face folder.
 
     Raises:
         ValueError: several models or recipes were given.
     """
-    if len(arguments.model) != 1 or len(wanted) != 1:
-        raise ValueError(
-            f"--save {arguments.save}: one model and one recipe, not {len(arguments.model)} and {len(wanted)}"
-        )
-    check_savable(wanted[0], arguments.save)  # before a model is read
-    model = open_model(arguments.model[0], arguments, source)
-    text = open_text(arguments, source, model)
-    report = save_quantized(model, wanted[0], text.calibration, arguments.save)
+    if len(outlines) != 1 or len(wanted) != 1:
+        raise ValueError(f"--save {arguments.save}: one model and one recipe, not {len(outlines)} and {len(wanted)}")
+    (plan,), (text,), (recipe,) = outlines, texts, wanted
+    check_savable(plan, recipe, len(text.calibration), arguments.save)  # before weights are read
+    model = load_model(arguments.model[0], "cpu", DTYPES["fp32"], arguments.average)
+    report = save_quantized(model, recipe, text.calibration, arguments.save)
     if arguments.json:
         cli.print_json(asdict(report))
     else:
-        print(report)
+        print(report, flush=True)
+    for caution in report.cautions:
+        LOG.warning(caution)
 
 
 if __name__ == "__main__":

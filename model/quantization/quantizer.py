@@ -6,7 +6,7 @@ floating point.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -82,10 +82,6 @@ class Grid:
     def round(self, view: Tensor) -> Tensor:
         """Return the nearest values of the grid, in the view's dtype."""
         return self.values(self.codes(view)).to(view.dtype)
-
-    def times(self, factor: Tensor) -> "Grid":
-        """Return the grid of a weight multiplied by a number, or by a factor of each row, [out, 1]."""
-        return replace(self, scale=self.scale * factor.view(-1, *[1] * (self.scale.dim() - 1)))
 
     @property
     def limits(self) -> Limits:

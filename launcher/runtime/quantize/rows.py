@@ -24,6 +24,7 @@ from plumbline.launcher.runtime.models.open import LoadedModel
 from plumbline.launcher.runtime.quantize.damage import compare, damage
 from plumbline.launcher.runtime.quantize.facts import checkpoint_facts
 from plumbline.launcher.runtime.quantize.row import PostBits, Rounding, Row, TextSettings
+from plumbline.launcher.runtime.system.faults import is_out_of_memory
 from plumbline.launcher.runtime.system.files import (
     finite,
     key_of,
@@ -241,37 +242,53 @@ def _read(path: Path) -> list[tuple[int, dict[str, Any]]]:
     return list(read_json_lines(path)) if path.is_file() else []
 
 
-def measure_missing(
-    model: LoadedModel, wanted: Sequence[Recipe], text: Text, rows: RowFile, asked: Sequence[str]
-) -> None:
-    """Measure all recipes of one model that have no row yet.
+def measure_missing(model: LoadedModel, wanted: Sequence[Recipe], text: Text, rows: RowFile) -> list[str]:
+    """Measure all recipes of one model that have no row yet, and return why the others failed, by name.
 
     Args:
         model: the model as trained.
-        wanted: recipes; those that do not fit the model are skipped, with a line in the log.
+        wanted: recipes that fit the model, see `fitting`.
         text: what to score and calibrate on.
         rows: where rows go.
-        asked: names that must not be skipped, since they were requested individually and not as part of a set.
-
-    Raises:
-        ValueError: a recipe requested individually does not fit; nothing has been measured.
     """
     missing = {row_key(model, recipe, text): recipe for recipe in wanted}
-    missing = {key: recipe for key, recipe in missing.items() if key not in rows and _fits(model, recipe, text, asked)}
+    missing = {key: recipe for key, recipe in missing.items() if key not in rows}
     if not missing:
-        return
+        return []
     floor = noise_floor(model, text)
+    failed = []
     for key, recipe in watched(missing.items(), len(missing), f"{model.source}: recipe"):
-        rows.add(*measure(key, model, recipe, text, floor))
+        try:
+            measured = measure(key, model, recipe, text, floor)
+        except (ValueError, RuntimeError) as error:
+            if not isinstance(error, ValueError) and not is_out_of_memory(error):
+                raise
+            failed.append(f"recipe {recipe.name} of {model.source}: {str(error).splitlines()[0]}")
+        else:
+            rows.add(*measured)
+    return failed
 
 
-def _fits(model: LoadedModel, recipe: Recipe, text: Text, asked: Sequence[str]) -> bool:
-    """Return whether a recipe fits a model; if not, log why, or raise ValueError if it is one of `asked`."""
-    try:
-        check_recipe(model.module, recipe, len(text.calibration))
-    except ValueError as error:
-        if recipe.name in asked:
-            raise
-        LOG.info(f"left out: {error}")
-        return False
-    return True
+def fitting(model: LoadedModel, wanted: Sequence[Recipe], text: Text, asked: Sequence[str]) -> list[Recipe]:
+    """Return the recipes that fit a model, whose weights are not needed; log why the others are left out.
+
+    Args:
+        model: the model.
+        wanted: recipes.
+        text: what to calibrate on.
+        asked: names that must not be left out, since they were requested individually and not as part of a set.
+
+    Raises:
+        ValueError: a recipe requested individually does not fit.
+    """
+    found = []
+    for recipe in wanted:
+        try:
+            check_recipe(model.module, recipe, len(text.calibration))
+        except ValueError as error:
+            if recipe.name in asked:
+                raise
+            LOG.info(f"left out: {error}")
+        else:
+            found.append(recipe)
+    return found

@@ -1,12 +1,12 @@
 """Save a quantized model as a Hugging Face folder in the compressed-tensors format, for transformers and vLLM.
 
-The folder appears under its name only if transformers, after reloading it, computes what was measured.
+The folder appears under its name only if transformers, after reloading it, computes what `--output` measures. A run is
+rounded first and then exported, factors and all.
 """
 
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +16,26 @@ from torch import Tensor, nn
 from plumbline.data.disk import naming_full_disk
 from plumbline.data.tokenizers import copy_tokenizer
 from plumbline.data.workspace import new_folder
-from plumbline.launcher.runtime.export.hugging_face import EXPORT, export, limit_length, note_for_older_readers
+from plumbline.launcher.runtime.export.hugging_face import (
+    EXPORT,
+    check_exportable,
+    export,
+    limit_length,
+    note_for_older_readers,
+)
 from plumbline.launcher.runtime.export.report import ExportError
 from plumbline.launcher.runtime.export.verify import check_tokens
 from plumbline.launcher.runtime.models.open import LoadedModel, native_classes, quiet_transformers
 from plumbline.launcher.runtime.system.log import LOG
 from plumbline.model.decoder import CausalLM
+from plumbline.model.export.fold import Weights
+from plumbline.model.export.targets import AUTO, TARGETS, to_hugging_face
 from plumbline.model.quantization.formats import Integer
 from plumbline.model.quantization.layers import QuantizedLinear, replace_linears
 from plumbline.model.quantization.post_training.apply import check_recipe, quantize_model
 from plumbline.model.quantization.post_training.calibration import Sample
+from plumbline.model.quantization.post_training.method import on_grid
 from plumbline.model.quantization.post_training.recipes import Recipe
-from plumbline.model.quantization.post_training.smooth import fold_input_scales
 from plumbline.model.quantization.quantizer import Grid, Quantizer
 
 # Allowed max |logit difference| / max |logit|. With inputs rounded to the same scales, a value halfway between two
@@ -35,8 +43,8 @@ from plumbline.model.quantization.quantizer import Grid, Quantizer
 EXACT, SAME_SCALES, OTHER_SCALES = 1e-5, 1e-3, 0.05
 SERVED_BITS = (4, 8)
 """Bits of packed weights that vLLM's source (CompressedTensorsWNA16) supports."""
-MEASURED = 1e-2
-"""Allowed change relative to the largest logit if a few weights lie halfway between two codes."""
+CONV1D = "gpt2"
+"""The stock target whose class is made of Conv1D layers."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +63,8 @@ class SaveReport:
     """The same error with inputs rounded, if the recipe rounds them."""
     file_bytes: int
     """Bytes of the weights in the folder."""
+    cautions: tuple[str, ...] = ()
+    """Warnings of the export that it was made of, see `ExportReport.cautions`."""
 
     def __str__(self) -> str:
         """Return the report in two lines."""
@@ -69,7 +79,7 @@ def save_quantized(model: LoadedModel, recipe: Recipe, samples: Sequence[Sample]
     """Quantize and write to `output`.
 
     Args:
-        model: a model of a run or a Hugging Face folder.
+        model: a model of a run or a Hugging Face folder; it is rounded in place, on the CPU.
         recipe: a recipe for weights only, or also for inputs with per-token or static scales.
         samples: calibration text, token ids [B, T] or a batch each.
         output: a folder that does not exist.
@@ -79,26 +89,21 @@ def save_quantized(model: LoadedModel, recipe: Recipe, samples: Sequence[Sample]
         ExportError: the reloaded folder computes something else.
         FullDiskError: no space is left on the device.
     """
-    scheme, name = check_savable(recipe, output)
-    check_recipe(model.module, recipe, len(samples))
+    scheme, name = check_savable(model, recipe, len(samples), output)
     if name == "pack-quantized" and recipe.weights is not None and recipe.weights.numbers.bits not in SERVED_BITS:
         LOG.warning(
             f"recipe {recipe.name}: transformers reads packed integers of {recipe.weights.numbers.bits} bits; vLLM's "
             "source takes those of 4 and 8 alone"
         )
     with naming_full_disk(output, "choose another --save"), new_folder(output, EXPORT) as staging:
-        stock = _as_stock(model, staging / "plain")
-        factors = _row_factors(model.module, stock, recipe) if isinstance(model.module, CausalLM) else None
-        quantize_model(stock, recipe, samples, factors)
-        if left := fold_input_scales(stock):
-            raise ValueError(
-                f"recipe {recipe.name}: {left[0]} and {len(left) - 1} more divide their inputs, which no stock class "
-                "does; save a recipe of rtn or gptq"
-            )
+        stock: Any = model.module.float().cpu()
+        quantize_model(stock, recipe, samples)
+        cautions: tuple[str, ...] = ()
+        if isinstance(stock, CausalLM):
+            stock, cautions = _as_stock(model, stock, recipe, staging / "plain")
         grids = _grids(stock)
-        expected = _both_logits(stock, _leave_inputs)
-        if isinstance(model.module, CausalLM):
-            _compare_with_measured(model.module, recipe, samples, expected[1])
+        with_inputs, _ = _both_logits(stock, _leave_inputs)
+        expected = with_inputs, model.logits({"input_ids": check_tokens(stock.config)})  # as --output measures it
         _write(stock, grids, scheme, name, staging)
         if model.tokenizer_path is not None:
             copy_tokenizer(model.tokenizer_path, staging)
@@ -108,18 +113,43 @@ def save_quantized(model: LoadedModel, recipe: Recipe, samples: Sequence[Sample]
         _check_reloaded(plain, rounded, recipe, name, output)
         size = sum(file.stat().st_size for file in staging.glob("*.safetensors"))
         _check_free(output)  # again, since quantizing may have taken hours
-    return SaveReport(str(output), recipe.name, type(stock).__name__, name, plain, rounded, size)
+    return SaveReport(str(output), recipe.name, type(stock).__name__, name, plain, rounded, size, cautions)
 
 
-def check_savable(recipe: Recipe, output: Path) -> tuple[Any, str]:
+def check_savable(model: LoadedModel, recipe: Recipe, samples: int, output: Path) -> tuple[Any, str]:
     """Return the QuantizationScheme of a recipe, and the name of its storage format.
 
+    Args:
+        model: what is to be saved; its weights are not needed.
+        recipe: how it is to be rounded.
+        samples: number of samples of calibration text.
+        output: where it is to go.
+
     Raises:
-        ValueError: the folder exists, or the format cannot hold the recipe.
+        ValueError: the folder exists, the format cannot hold the recipe, the recipe does not fit the model, or no stock
+            class that the format knows computes the model.
     """
     _check_free(output)
     with quiet_transformers():  # it imports torchao
-        return _scheme(recipe)
+        scheme = _scheme(recipe)
+    check_recipe(model.module, recipe, samples)
+    if isinstance(model.module, CausalLM):
+        target = check_exportable(model, AUTO)
+        own_code, has_conv1d = bool(TARGETS[target].code), target == CONV1D
+    else:
+        own_code = isinstance(model.module, native_classes()[1])
+        has_conv1d = any(type(module).__name__ == "Conv1D" for module in model.module.modules())
+    if own_code:
+        raise ValueError(
+            f"{model.source}: no stock class computes this model, and the format is for stock classes; "
+            "measure it with --output, or export it unquantized"
+        )
+    if has_conv1d:
+        raise ValueError(
+            f"{model.source}: its class in transformers is made of Conv1D layers, which the format does not know; "
+            "measure it with --output, or train another model.family"
+        )
+    return scheme
 
 
 def _scheme(recipe: Recipe) -> tuple[Any, str]:
@@ -142,6 +172,10 @@ def _scheme(recipe: Recipe) -> tuple[Any, str]:
             "zero points of weights, which transformers does not read back",
         ),
         (weights is not None and not _is_storable(weights), "its weights are neither int2 to int8 nor e4m3"),
+        (
+            recipe.smooth is not None or recipe.rounding.input_scale is not None,
+            "its layers divide their inputs, which no stock class does",
+        ),
         (bool(recipe.inputs), "the inputs of all layers have to be rounded alike"),
         (
             inputs is not None and not (_is_static(recipe, inputs) or _is_by_token(inputs)),
@@ -163,7 +197,8 @@ def _scheme(recipe: Recipe) -> tuple[Any, str]:
     name = "float-quantized" if not integers else "pack-quantized" if inputs is None else "int-quantized"
     scheme = QuantizationScheme(
         targets=["Linear"],
-        weights=_arguments(weights),
+        # One scale for a whole weight is written for each row, since rows of a run may have factors of their own
+        weights=_arguments(weights if weights.group_size else weights.model_copy(update={"granularity": "channel"})),
         input_activations=None if inputs is None else _arguments(inputs, dynamic=not recipe.static),
     )
     return scheme, name
@@ -195,27 +230,48 @@ def _arguments(quantizer: Quantizer, dynamic: bool = False) -> Any:
     )
 
 
-def _as_stock(model: LoadedModel, folder: Path) -> Any:
-    """Return the model as a stock transformers class in fp32 on the CPU; `folder` is used as scratch space.
+@torch.no_grad()
+def _as_stock(model: LoadedModel, ours: CausalLM, recipe: Recipe, folder: Path) -> tuple[Any, tuple[str, ...]]:
+    """Return a rounded run as its stock class, layers and grids included, and the cautions of the export.
+
+    A stock class holds a run's factors in its rows, and may have them in another order. So an export of matrices that
+    hold the scale of each weight gives the scale of each weight in the class.
+
+    Args:
+        model: the run.
+        ours: its module, rounded by the recipe.
+        recipe: the recipe.
+        folder: scratch space.
 
     Raises:
-        ValueError: no class can express it, or the format cannot store it.
+        ExportError: the class computes something else than the run with its weights rounded.
     """
-    ours = isinstance(model.module, CausalLM)
-    if export(model, folder, "auto").own_code if ours else isinstance(model.module, native_classes()[1]):
-        raise ValueError(
-            f"{model.source}: no stock class computes this model, and the format is for stock classes; "
-            "measure it with --output, or export it unquantized"
-        )
-    stock = _opened(folder) if ours else model.module.float().cpu()
-    if ours:
-        shutil.rmtree(folder)
-    if any(type(module).__name__ == "Conv1D" for module in stock.modules()):
-        raise ValueError(
-            f"{model.source}: {type(stock).__name__} is made of Conv1D layers, which the format does not know; measure "
-            "it with --output, or train another model.family"
-        )
-    return stock
+    quantizer = recipe.weights
+    assert quantizer is not None, "the format holds rounded weights only"
+    layers = {name: layer for name, layer in ours.named_modules() if isinstance(layer, QuantizedLinear)}
+    inputs = {name: layer.activations for name, layer in layers.items()}
+    ours.apply(_leave_inputs)  # whose last bits differ in another class, and with them what is rounded
+    cautions = export(replace(model, module=ours), folder, AUTO).cautions
+    stock = _opened(folder)
+    shutil.rmtree(folder)
+
+    weights: Weights = dict(ours.named_parameters())
+    for name, layer in layers.items():
+        assert layer.grid is not None, "the recipe rounds weights"
+        view, _ = quantizer.blocked(layer.weight, "weights")
+        weights[f"{name}.weight"] = layer.grid.scale.expand(view.shape).reshape(layer.weight.shape)
+    _, scales = to_hugging_face(AUTO, ours.config, ours.multipliers, weights)
+    for name in layers:
+        if f"{name}.weight" not in scales:
+            continue  # the class has its rows in another layer that reads the same input
+        linear = stock.get_submodule(name)
+        scale = quantizer.blocked(scales[f"{name}.weight"], "weights")[0][..., :1]
+        grid = Grid(quantizer.numbers, scale.where(scale != 0, 1.0))  # a gain of 0 leaves only zeros, on any grid
+        linear.weight.data, _ = on_grid(linear.weight, grid, quantizer)
+        rounded = QuantizedLinear(linear, None, inputs[name], layers[name].limits)
+        rounded.grid = grid
+        stock.set_submodule(name, rounded)
+    return stock, cautions
 
 
 def _opened(folder: Path) -> Any:
@@ -280,7 +336,8 @@ def _hand_over(grid: Grid, layer: nn.Module, site: str) -> None:
         values["zero_point"] = grid.zero - 2 ** (grid.format.bits - 1)
     for key, value in values.items():
         parameter = layer.get_parameter(f"{site}_{key}")
-        parameter.data = value.reshape(parameter.shape).to(parameter.dtype)
+        rows = value.reshape(-1, *parameter.shape[1:])
+        parameter.data = rows.expand(parameter.shape).to(parameter.dtype).contiguous()
 
 
 def _both_logits(stock: Any, leave_inputs: Callable[[nn.Module], object]) -> tuple[Tensor, Tensor]:
@@ -288,74 +345,6 @@ def _both_logits(stock: Any, leave_inputs: Callable[[nn.Module], object]) -> tup
     rounded = _logits(stock)
     stock.apply(leave_inputs)
     return rounded, _logits(stock)
-
-
-@torch.no_grad()
-def _row_factors(module: CausalLM, stock: Any, recipe: Recipe) -> dict[str, Tensor]:
-    """Return by which factor of the run each weight of the stock class was multiplied, a number or one for each row.
-
-    Args:
-        module: a run's.
-        stock: the same model as a stock class, with the run's factors folded into the weights.
-        recipe: what is to be carried out on `stock`.
-
-    Raises:
-        ExportError: the recipe would make another model of `stock` than of `module`; nothing has been calibrated.
-    """
-    theirs, factors = dict(stock.named_modules()), {}
-    for name, layer in module.model.layers.named_modules(prefix="model.layers"):
-        folded = theirs.get(name)
-        if not isinstance(layer, nn.Linear) or not isinstance(folded, nn.Linear):
-            continue
-        if isinstance(layer, QuantizedLinear) and layer.weights is not None:
-            if recipe.rounding.needs_text:
-                raise _other_model(recipe, f"{name} was rounded in training")
-            continue
-        if folded.weight.shape != layer.weight.shape:
-            continue
-        weight = layer.weight.float().cpu()
-        largest = weight.abs().argmax(1, keepdim=True)  # of each row; the row may be 0
-        factor = (folded.weight.gather(1, largest) / weight.gather(1, largest)).nan_to_num(1.0)
-        if torch.allclose(folded.weight, weight * factor[0], rtol=EXACT, atol=0.0):
-            factor = factor[0, 0]
-        elif not torch.allclose(folded.weight, weight * factor, rtol=EXACT, atol=0.0):
-            factor = folded.weight.norm() / weight.norm()  # rows in another order, as of Cohere's queries
-        elif recipe.weights is not None and recipe.weights.granularity == "tensor":
-            raise _other_model(recipe, f"the rows of {name} have factors of their own")
-        factors[name] = factor.where(factor != 0, 1.0)  # by which the weight is divided; what a gain of 0 left stays 0
-    return factors
-
-
-def _other_model(recipe: Recipe, how: str) -> ExportError:
-    return ExportError(
-        f"--recipes {recipe.name}: carried out on the stock class it makes another model than the one that --output "
-        f"measures ({how}), for that class holds factors and rounding of the run in its weights; nothing was saved. "
-        "Export the run (export.py), and measure and save that folder"
-    )
-
-
-@torch.no_grad()
-def _compare_with_measured(module: CausalLM, recipe: Recipe, samples: Sequence[Sample], expected: Tensor) -> None:
-    """Refuse a recipe that gives the stock class a different function from the module that `measure` scores.
-
-    Stock classes have the weights of a run that rounds them in training rounded already, and may have a run's factors
-    where `_row_factors` does not find them.
-
-    Args:
-        module: a run's.
-        recipe: as it was carried out on the stock class.
-        samples: calibration text.
-        expected: logits of the stock class on `check_tokens`, with inputs as they are.
-
-    Raises:
-        ExportError: the logits of the two differ.
-    """
-    measured = deepcopy(module).float().cpu()
-    quantize_model(measured, recipe, samples)
-    measured.apply(_leave_inputs)
-    error = float((measured(check_tokens(module.config)) - expected).abs().max() / expected.abs().max())
-    if not error <= MEASURED:
-        raise _other_model(recipe, f"logits differ by {error:.1e} of the largest, allowed {MEASURED:.0e}")
 
 
 def _leave_inputs(module: nn.Module) -> None:

@@ -15,7 +15,6 @@ from plumbline.model.quantization.post_training.calibration import (
 )
 from plumbline.model.quantization.post_training.hadamard import check_rotation, rotate
 from plumbline.model.quantization.post_training.kv_cache import check_kv_cache, round_kv_cache
-from plumbline.model.quantization.post_training.method import on_grid
 from plumbline.model.quantization.post_training.recipes import Recipe
 from plumbline.model.quantization.post_training.report import LayerReport, Observer
 from plumbline.model.quantization.post_training.smooth import kept_input_scales, smooth_scale
@@ -23,9 +22,7 @@ from plumbline.model.quantization.quantizer import Grid, Limits, Quantizer
 
 
 @torch.no_grad()
-def quantize_model(
-    model: nn.Module, recipe: Recipe, samples: Sequence[Sample] = (), factors: Mapping[str, Tensor] | None = None
-) -> list[LayerReport]:
+def quantize_model(model: nn.Module, recipe: Recipe, samples: Sequence[Sample] = ()) -> list[LayerReport]:
     """Round a trained model with a recipe, in place, and leave it in evaluation mode.
 
     The linear layers of the blocks become `QuantizedLinear`, whose `weight` holds values of its `grid`. Embedding, head
@@ -39,8 +36,6 @@ def quantize_model(
         model: a CausalLM, or a causal language model of transformers; GPT-2's Conv1D become nn.Linear.
         recipe: the recipe.
         samples: calibration text, token ids [B, T] or a batch each; reports are measured on it, too.
-        factors: name of a layer -> a factor of its weight, a number or [out, 1]. The weight is rounded without it, and
-            the scales of the grid take it, in fp32.
 
     Returns:
         A report for each rounded layer, in order; empty if the recipe only rounds keys and values.
@@ -53,7 +48,7 @@ def quantize_model(
     if recipe.rotate:
         rotate(model)
     unfold_conv1d(model)
-    reports = _round_layers(model, recipe, samples, factors or {}) if recipe.rounds_layers else []
+    reports = _round_layers(model, recipe, samples) if recipe.rounds_layers else []
     if recipe.keys is not None or recipe.values is not None:
         round_kv_cache(model, recipe.keys, recipe.values)
     return reports
@@ -112,18 +107,14 @@ def _refuse_experts(recipe: Recipe, place: str, blocks: nn.ModuleList) -> None:
                 )
 
 
-def _round_layers(
-    model: nn.Module, recipe: Recipe, samples: Sequence[Sample], factors: Mapping[str, Tensor]
-) -> list[LayerReport]:
+def _round_layers(model: nn.Module, recipe: Recipe, samples: Sequence[Sample]) -> list[LayerReport]:
     place, blocks = decoder_blocks(model)
     text = CalibrationText(model, samples) if samples else None
     reports = []
     for number, block in enumerate(blocks):
         replaced = {}
         for group in _alone(block) if text is None else text.groups():
-            own = {name: factors.get(f"{place}.{number}.{name}") for name in group}
-            rounded = _round_group(recipe, group, text, own)
-            for name, layer in rounded.items():
+            for name, layer in _round_group(recipe, group, text).items():
                 block.set_submodule(name, layer)
                 replaced[name] = group[name], layer
         observers = {name: Observer(*layers, text) for name, layers in replaced.items()}
@@ -143,16 +134,12 @@ def _alone(block: nn.Module) -> list[dict[str, nn.Linear]]:
 
 
 def _round_group(
-    recipe: Recipe, group: Mapping[str, nn.Linear], text: CalibrationText | None, factors: Mapping[str, Tensor | None]
+    recipe: Recipe, group: Mapping[str, nn.Linear], text: CalibrationText | None
 ) -> dict[str, QuantizedLinear]:
-    """Return rounded replacements for layers that share an input, each rounded without its factor."""
+    """Return rounded replacements for layers that share an input."""
     first = next(iter(group.values()))
     sums = text.sums(first, with_products=recipe.rounding.needs_text) if text and recipe.needs_samples else None
-    plain = {
-        name: layer.weight if (factor := factors[name]) is None else layer.weight / factor
-        for name, layer in group.items()
-    }
-    scale = None if sums is None else _input_scale(recipe, list(plain.values()), sums)
+    scale = None if sums is None else _input_scale(recipe, [layer.weight for layer in group.values()], sums)
     scale = None if scale is None else scale.to(first.weight.dtype)
     quantizers = {name: recipe.input_quantizer(name) for name in group}
     limits: dict[str, Limits] = {}
@@ -167,13 +154,9 @@ def _round_group(
             weights = layer.weights if recipe.weights is None else None
             activations = activations or layer.activations
         quantized = QuantizedLinear(layer, weights, activations, limits.get(name), scale)
-        weight = plain[name] if scale is None else plain[name] * scale
+        weight = layer.weight if scale is None else layer.weight * scale
         if recipe.weights is not None:
             weight, quantized.grid = _round_weight(recipe, recipe.weights, weight.float(), sums, scale)
-        if (factor := factors[name]) is not None:
-            weight = weight * factor
-            if recipe.weights is not None and quantized.grid is not None:
-                weight, quantized.grid = on_grid(weight, quantized.grid.times(factor), recipe.weights)
         quantized.weight = nn.Parameter(weight.to(layer.weight.dtype), layer.weight.requires_grad)
         rounded[name] = quantized
     return rounded

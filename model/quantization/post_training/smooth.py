@@ -3,7 +3,7 @@
     x W^T = (x / s) (W s)^T      s_j = max|x_j|^alpha / max|W_:,j|^(1 - alpha)
 
 A layer divides its own input, which is exact whatever precedes it. If that is a norm whose output nothing else reads,
-`fold_input_scales` moves the division into its gains, which leaves a plain model.
+its gains could be divided instead, and nothing would be stored for it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from plumbline.model.quantization.layers import QuantizedLinear
-from plumbline.model.quantization.post_training.calibration import decoder_blocks
 
 # Norms of the form "times weight, plus bias"; not those of the Gemma classes, which multiply by 1 + weight
 NORMS = ("RMSNorm", "LayerNorm", "LlamaRMSNorm", "Qwen2RMSNorm", "Qwen3RMSNorm", "MistralRMSNorm", "GraniteRMSNorm")
@@ -36,30 +35,13 @@ def smooth_scale(weights: Sequence[Tensor], largest: Tensor, alpha: float) -> Te
     return torch.where(used, largest.float() ** alpha / columns.clamp_min(1e-30) ** (1 - alpha), 1.0)
 
 
-@torch.no_grad()
-def fold_input_scales(model: nn.Module) -> list[str]:
-    """Divide the gains of norms by the input scales of the layers that read them, in place.
-
-    This is limited to blocks in which norms are known to feed only linear layers: pre-norm blocks of ours, parallel or
-    not, of Llama and similar classes, and GPT-2's.
-
-    Returns:
-        Names of the layers that still divide their input: those after a nonlinearity or after attention, and all in
-        blocks of other kinds.
-    """
-    place, blocks = decoder_blocks(model)
-    for block in blocks:
-        for norm, layers, scale in _foldable(block):
-            for part in norm.parameters():  # gains, and biases if there are any
-                part.div_(scale)
-            for layer in layers:
-                layer.input_scale = None
-    return [f"{place}.{number}.{name}" for number, block in enumerate(blocks) for name in kept_input_scales(block)]
-
-
 def kept_input_scales(block: nn.Module) -> dict[str, Tensor]:
-    """Return the input scales that no norm of a block can take, by the names of the layers that divide by them."""
-    folded = [layer for _, layers, _ in _foldable(block) for layer in layers]
+    """Return the input scales that no norm of a block can take, by the names of the layers that divide by them.
+
+    Norms are known to feed only linear layers in pre-norm blocks of ours, parallel or not, of Llama and similar
+    classes, and in GPT-2's. Layers after a nonlinearity or after attention keep theirs.
+    """
+    folded = [layer for _, layers, _ in foldable(block) for layer in layers]
     return {
         name: layer.input_scale
         for name, layer in block.named_modules()
@@ -67,7 +49,7 @@ def kept_input_scales(block: nn.Module) -> dict[str, Tensor]:
     }
 
 
-def _foldable(block: nn.Module) -> Iterator[tuple[nn.Module, list[QuantizedLinear], Tensor]]:
+def foldable(block: nn.Module) -> Iterator[tuple[nn.Module, list[QuantizedLinear], Tensor]]:
     """Yield each norm whose gain can take an input scale, the layers that have it, and the scale."""
     for norm_name, readers in _norms_and_readers(block).items():
         norm = block.get_submodule(norm_name)

@@ -12,9 +12,10 @@ from plumbline.model.decoder import CausalLM
 from plumbline.model.quantization.layers import QuantizedLinear
 from plumbline.model.quantization.post_training.apply import quantize_model
 from plumbline.model.quantization.post_training.awq import ALPHAS, awq_grid, awq_scale
+from plumbline.model.quantization.post_training.calibration import decoder_blocks
 from plumbline.model.quantization.post_training.gptq import gptq
 from plumbline.model.quantization.post_training.recipes import Recipe, named_recipe
-from plumbline.model.quantization.post_training.smooth import fold_input_scales, smooth_scale
+from plumbline.model.quantization.post_training.smooth import foldable, kept_input_scales, smooth_scale
 from plumbline.model.quantization.quantizer import Quantizer
 from tests.model.conftest import stock_model
 
@@ -30,6 +31,21 @@ def outlier_inputs() -> tuple[Tensor, Tensor]:
     inputs = torch.randn(300, 32, generator=generator)
     inputs[:, ::8] *= 20.0
     return torch.randn(16, 32, generator=generator), inputs
+
+
+@torch.no_grad()
+def fold_input_scales(model: CausalLM) -> list[str]:
+    """Divide gains by the input scales that they can take, and return the names of the layers that keep theirs."""
+    place, blocks = decoder_blocks(model)
+    left = []
+    for number, block in enumerate(blocks):
+        left += [f"{place}.{number}.{name}" for name in kept_input_scales(block)]
+        for norm, layers, scale in foldable(block):
+            for part in norm.parameters():
+                part.div_(scale)
+            for layer in layers:
+                layer.input_scale = None
+    return left
 
 
 def logits_of(model: nn.Module, tokens: Tensor) -> Tensor:

@@ -239,8 +239,8 @@ def test_a_quantized_folder_is_scored_as_what_was_quantized(
 ) -> None:
     pytest.importorskip("compressed_tensors")
     (recipe,) = recipes(["rtn-w3"])
-    save_quantized(model, recipe, (), place / "saved")
-    rounded = replace(model, module=deepcopy(model.module))
+    rounded, copied = (replace(model, module=deepcopy(model.module)) for _ in range(2))
+    save_quantized(copied, recipe, (), place / "saved")
     quantize_model(rounded.module, recipe)
     folder = local_task(place, "text", place / "corpora" / "held_out.jsonl")
     found = score_tasks(rounded, tokenizer, find_tasks(["text"], [folder]))["results"]["text"]

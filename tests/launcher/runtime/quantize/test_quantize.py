@@ -1,13 +1,10 @@
-"""quantize.py as users run it: rows for runs, checkpoints and Hugging Face folders; folders that transformers loads."""
+"""quantize.py as users run it: rows for runs, checkpoints and Hugging Face folders."""
 
 from __future__ import annotations
 
 import json
 import re
 import shutil
-import sys
-from contextlib import nullcontext
-from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,46 +13,18 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import GPT2Config, GPT2LMHeadModel
 
-from plumbline.launcher.quantize import main
-from plumbline.launcher.runtime.export.report import ExportError
 from plumbline.launcher.runtime.export.verify import check_tokens
 from plumbline.launcher.runtime.laws.rows import read_rows
-from plumbline.launcher.runtime.models.open import load_model, load_tokenizer
-from plumbline.launcher.runtime.quantize import save
+from plumbline.launcher.runtime.models.open import load_model
 from plumbline.launcher.runtime.quantize.facts import checkpoint_facts
 from plumbline.launcher.runtime.quantize.rows import RowFile, in_bf16, measure_missing
 from plumbline.launcher.runtime.quantize.rows import read_rows as read_rows_of
-from plumbline.model.decoder import CausalLM
-from plumbline.model.quantization.post_training.apply import quantize_model
-from plumbline.model.quantization.post_training.recipes import SETS, Recipe, named_recipe
+from plumbline.model.quantization.post_training.recipes import SETS, Recipe
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from tests.conftest import Command
-
-    Quantize = Callable[..., Any]
-
-SMALL = ("--max-batches", "3", "--calibration-sequences", "8", "--device", "cpu")
-
-
-@pytest.fixture
-def quantize(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], corpus: Path) -> Quantize:
-    """Return a function that runs the command in this process, for what it prints with --json.
-
-    Curves are left undrawn: matplotlib takes longer than the rounding, and test_damage.py looks at them.
-    """
-    monkeypatch.setattr("plumbline.launcher.runtime.quantize.report.draw_curves", lambda *given: given[-1].touch())
-
-    def run(*arguments: str | Path) -> Any:
-        words = ["quantize.py", "--data", corpus, *SMALL, "--json", *arguments]
-        monkeypatch.setattr(sys, "argv", list(map(str, words)))
-        main()
-        return json.loads(capsys.readouterr().out)
-
-    return run
+    from tests.launcher.runtime.quantize.conftest import Quantize
 
 
 def test_rows_of_many_checkpoints_and_recipes(quantize: Quantize, trained: Path, tmp_path: Path) -> None:
@@ -142,19 +111,19 @@ def test_weights_that_changed_under_their_name_are_measured_anew(
 def test_facts_say_where_on_its_schedule_a_checkpoint_stands(trained: Path) -> None:
     """20 steps, warm-up to 2, decay from 12."""
     cpu = torch.device("cpu")
-    facts = [checkpoint_facts(load_model(step, cpu)) for step in sorted((trained / "checkpoints").glob("step_*"))]
-    assert [(each.step, each.lr_phase) for each in facts] == [(10, "peak"), (20, "decay")]
-    assert facts[0].lr_factor == 1.0
-    assert facts[1].lr_factor is not None
-    assert 0 < facts[1].lr_factor < 0.5
-    assert (facts[1].weight_bits, facts[1].activation_bits, facts[1].kv_bits) == (16, 16, 16)
+    found = [checkpoint_facts(load_model(step, cpu)) for step in sorted((trained / "checkpoints").glob("step_*"))]
+    assert [(each.step, each.lr_phase) for each in found] == [(10, "peak"), (20, "decay")]
+    assert found[0].lr_factor == 1.0
+    assert found[1].lr_factor is not None
+    assert 0 < found[1].lr_factor < 0.5
+    assert (found[1].weight_bits, found[1].activation_bits, found[1].kv_bits) == (16, 16, 16)
 
 
 def test_a_run_that_was_moved_is_not_taken_for_the_one_in_its_old_place(trained: Path, tmp_path: Path) -> None:
     moved = tmp_path / "archive"
     shutil.copytree(trained, moved)
-    facts = [checkpoint_facts(load_model(run, torch.device("cpu"))) for run in (trained, moved)]
-    assert [each.run for each in facts] == [str(trained), str(moved / "checkpoints" / "step_00000020")]
+    found = [checkpoint_facts(load_model(run, torch.device("cpu"))) for run in (trained, moved)]
+    assert [each.run for each in found] == [str(trained), str(moved / "checkpoints" / "step_00000020")]
 
 
 def test_rows_that_another_process_adds_meanwhile_are_reported(
@@ -162,11 +131,12 @@ def test_rows_that_another_process_adds_meanwhile_are_reported(
 ) -> None:
     folder = tmp_path / "q"
 
-    def measure(*given: Any) -> None:
+    def measure(*given: Any) -> list[str]:
         other = RowFile(folder)
-        measure_missing(*given)
+        failed = measure_missing(*given)
         row = read_rows_of(folder)[0]
         other.add(replace(row, key="another", recipe="theirs"), [])
+        return failed
 
     monkeypatch.setattr("plumbline.launcher.quantize.measure_missing", measure)
     found = quantize("--model", trained, "--output", folder, "--recipes", "rtn-w4")
@@ -185,112 +155,6 @@ def test_a_recipe_that_computes_something_else_by_now_is_measured_again(
     assert [row["recipe"] for row in again] == ["w8a8-static", "w8a8-static-p99.999"]
     superseded = [json.loads(line) for line in (tmp_path / "q" / "superseded.jsonl").read_text().splitlines()]
     assert superseded == [row for row in first if row["recipe"] == "w8a8-static-p99.999"]
-
-
-@pytest.mark.parametrize(
-    ("recipe", "container", "rounded_error", "loss_error"),
-    [
-        ("gptq-w4-g32", "pack-quantized", 1e-5, 1e-6),
-        ("rtn-w3-hadamard", "pack-quantized", 1e-5, 1e-7),
-        ("fp8-e4m3-row", "float-quantized", 1e-5, 1e-7),
-        ("w8a8-token", "int-quantized", 0.05, 1e-5),
-        ("w8a8-static", "int-quantized", 1e-5, 1e-7),
-        ("w8a8-static-asym-p99.999-wtensor", "int-quantized", 1e-5, 1e-7),
-    ],
-)
-def test_a_saved_folder_computes_what_was_measured(
-    quantize: Quantize,
-    trained: Path,
-    tmp_path: Path,
-    recipe: str,
-    container: str,
-    rounded_error: float,
-    loss_error: float,
-) -> None:
-    pytest.importorskip("compressed_tensors")
-    saved = tmp_path / "saved"
-    report = quantize("--model", trained, "--recipes", recipe, "--save", saved)
-    assert report["format"] == container
-    assert report["relative_error"] <= 1e-5, "the weights are exactly those that were measured"
-    assert report["rounded_error"] <= rounded_error
-    config = json.loads((saved / "config.json").read_text())
-    assert config["quantization_config"]["format"] == container
-    assert config["rope_theta"] == config["rope_parameters"]["rope_theta"], "which older readers look for"
-    # Rounding to 16 bits harms nothing: its base_loss is the saved folder's own
-    again = quantize("--model", saved, "--recipes", "kv16-token", "--output", tmp_path / "again")
-    measured = quantize("--model", trained, "--recipes", recipe, "--output", tmp_path / "q")
-    assert again[0]["base_loss"] == pytest.approx(measured[0]["loss"], abs=loss_error)
-    groups = config["quantization_config"]["config_groups"]
-    assert (groups["group_0"]["input_activations"] is not None) == (measured[0]["post_activation_bits"] is not None)
-    if loss_error == 1e-7:
-        assert abs(measured[0]["delta"]) > 10 * loss_error, "a folder that rounds nothing has another loss"
-    assert again[0]["parameters"] == pytest.approx(measured[0]["parameters"], rel=2e-3), "no scales; a run's: last norm"
-    with pytest.raises(ValueError, match=r"recipe rtn-w8: the model is quantized already \(quantization_config"):
-        quantize("--model", saved, "--recipes", "rtn-w8", "--save", tmp_path / "twice")
-    assert load_tokenizer(saved).model_max_length == config["max_position_embeddings"]
-    modes = {file.stat().st_mode for file in (*saved.glob("*.safetensors"), tmp_path / "q" / "rows.jsonl")}
-    assert len(modes) == 1, "the umask decides"
-    assert not list(tmp_path.glob(".saved*")), "nothing is left beside it"
-
-
-@pytest.mark.parametrize(("recipe", "same"), [("rtn-w4-g32", True), ("rtn-w3-g32", False)])
-def test_a_folder_that_would_be_another_model_than_was_measured_is_refused(
-    trained: Path, recipe: str, same: bool
-) -> None:
-    """Here that of another recipe; a run's factors, folded into what a scale is for, make one as well."""
-    module = load_model(trained, torch.device("cpu")).module
-    assert isinstance(module, CausalLM)
-    stock = deepcopy(module)
-    quantize_model(stock, named_recipe(recipe), [])
-    expected = stock(check_tokens(module.config)).detach()
-    refused = nullcontext() if same else pytest.raises(ExportError, match=r"Export the run .* and save that")
-    with refused:
-        save._compare_with_measured(module, named_recipe("rtn-w4-g32"), [], expected)
-
-
-def test_every_save_is_compared_with_what_is_measured(
-    quantize: Quantize, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(save, "MEASURED", -1.0)
-    with pytest.raises(ExportError, match="makes another model"):
-        quantize("--model", trained, "--recipes", "rtn-w4", "--save", tmp_path / "saved")
-    assert not (tmp_path / "saved").exists()
-
-
-def test_a_saved_folder_has_the_whole_tokenizer(quantize: Quantize, exported_folder: Path, tmp_path: Path) -> None:
-    pytest.importorskip("compressed_tensors")
-    folder, names = tmp_path / "chats", ["chat_template.jinja", "additional_chat_templates/tools.jinja"]
-    names += ["vocab.json", "merges.txt", "spm.model", "tekken.json"]
-    shutil.copytree(exported_folder, folder)
-    (folder / "additional_chat_templates").mkdir()
-    for name in names:
-        (folder / name).write_text("{}")
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "document_mask": True}))
-    quantize("--model", folder, "--recipes", "rtn-w4", "--save", tmp_path / "saved")
-    assert [name for name in names if not (tmp_path / "saved" / name).is_file()] == []
-    assert load_tokenizer(tmp_path / "saved").chat_template == {"default": "{}", "tools": "{}"}
-    assert json.loads((tmp_path / "saved" / "config.json").read_text())["document_mask"], "which eval.py looks for"
-
-
-def test_what_a_killed_save_left_is_removed_by_the_next(
-    quantize: Quantize, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("compressed_tensors")
-    left = tmp_path / ".saved.0123abcd.partial"
-    (left / "plain").mkdir(parents=True)
-    write, filled = save._write, list[str]()
-
-    def note(*arguments: Any) -> None:
-        filled.extend(path.name for path in tmp_path.glob(".saved*"))
-        write(*arguments)
-
-    monkeypatch.setattr(save, "_write", note)
-    quantize("--model", trained, "--recipes", "rtn-w4", "--save", tmp_path / "saved")
-    assert len(filled) == 1, "the one that was left is gone"
-    assert re.fullmatch(r"\.saved\.[0-9a-f]+\.partial", filled[0]), "the next command knows it by its name"
-    assert not list(tmp_path.glob(".saved*"))
-    assert not [path for path in (tmp_path / "saved").iterdir() if path.is_dir()]
 
 
 def test_a_folder_that_lost_a_weight_is_refused(exported_folder: Path, tmp_path: Path) -> None:
@@ -331,21 +195,6 @@ def test_code_in_a_folder_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(ValueError, match="its model is Python code of its own"):
         load_model(tmp_path, torch.device("cpu"), torch.float32)
     assert not (tmp_path / "ran").exists()
-
-
-def test_models_that_no_quantized_folder_can_hold(
-    quantize: Quantize, trained: Path, command: Command, tmp_path: Path
-) -> None:
-    """GPT-2 in transformers is no nn.Linear; a native export is no stock class."""
-    pytest.importorskip("compressed_tensors")
-    config = GPT2Config(vocab_size=257, n_embd=64, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0)
-    GPT2LMHeadModel(config).save_pretrained(tmp_path / "gpt2")
-    done = command("export", "--model", trained, "--output", tmp_path / "native", "--target", "native")
-    assert done.returncode == 0, done.stderr
-    for name, reason in (("gpt2", "is made of Conv1D layers"), ("native", "no stock class computes this model")):
-        with pytest.raises(ValueError, match=rf"{name}: .*{reason}"):
-            quantize("--model", tmp_path / name, "--recipes", "rtn-w4", "--save", tmp_path / "saved")
-    assert not (tmp_path / "saved").exists()
 
 
 def test_recipes_of_a_set_that_do_not_fit_are_left_out(
@@ -411,14 +260,50 @@ def test_what_cannot_be_done_is_refused(
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [("--recipes kv4 --save OUT", "does not round weights"), ("--recipes rtn-w4 --save .", "exists; choose another")],
+    [
+        ("--recipes kv4 --save OUT", "does not round weights"),
+        ("--recipes rtn-w4 --save .", "exists; choose another"),
+        ("--recipes awq-w4 --save OUT", "cannot be saved: its layers divide their inputs, which no stock class does"),
+        ("--recipes w8a8-token-smooth0.5 --save OUT", "cannot be saved: its layers divide their inputs"),
+        ("--recipes rtn-w4-g128 --save OUT", "group_size = 128 does not divide the 64 inputs"),
+        ("--recipes rtn-w4 --save OUT --sequence-length 9999", "exceeds the model's"),
+        ("--recipes rtn-w4-g128 --output OUT", "group_size = 128 does not divide the 64 inputs"),
+        ("--recipes rtn-w4 --output FILE", "--output .*/file: .*/file is not a folder; choose another name"),
+        ("--recipes rtn-w4 --output FILE/q", "--output .*/q: .*/file is not a folder; choose another name"),
+    ],
 )
-def test_what_cannot_be_saved_is_refused_before_the_model_is_read(
+def test_what_cannot_be_done_is_refused_before_weights_are_read(
     quantize: Quantize, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: str, message: str
 ) -> None:
+    (tmp_path / "file").touch()
     monkeypatch.setattr("plumbline.launcher.quantize.load_model", lambda *_: pytest.fail("a model was read"))
+    words = arguments.replace("OUT", str(tmp_path / "out")).replace("FILE", str(tmp_path / "file")).split()
     with pytest.raises(ValueError, match=message):
-        quantize("--model", trained, *arguments.replace("OUT", str(tmp_path / "out")).split())
+        quantize("--model", trained, *words)
+
+
+def test_one_recipe_or_model_that_fails_leaves_the_others_measured(
+    command: Command, trained: Path, corpus: Path, tmp_path: Path
+) -> None:
+    """Eight tokens have no moments that 1e-30 of damping would make invertible."""
+    file = tmp_path / "mine.yaml"
+    file.write_text(
+        "- rtn-w4\n- {name: mine, method: gptq, weights: {format: int4, granularity: channel}, damping: 1.0e-30}\n"
+        "- rtn-w8\n"
+    )
+    broken = tmp_path / "broken"
+    shutil.copytree(trained / "checkpoints" / "step_00000010", broken)
+    next(broken.rglob("*.safetensors")).write_bytes(b"")
+    small = ("--max-batches", "1", "--calibration-sequences", "1", "--sequence-length", "8", "--device", "cpu")
+    words = ("--model", broken, trained, "--data", corpus, "--recipes", file, "--output", tmp_path / "q", *small)
+    done = command("quantize", *words)
+    assert done.returncode == 2
+    assert [row.recipe for row in read_rows_of(tmp_path / "q")] == ["rtn-w4", "rtn-w8"]
+    assert "| rtn-w8 |" in (tmp_path / "q" / "report.md").read_text()
+    errors = [line for line in done.stderr.splitlines() if "error" in line]
+    assert len(errors) == 2, done.stderr
+    assert re.search(r"not measured: .*broken is damaged", errors[0])
+    assert re.search(r"not measured: recipe mine of .*trained.*: damping = 1e-30: too little", errors[1])
 
 
 def test_the_command_line_lists_recipes_and_says_what_is_missing(command: Command) -> None:
