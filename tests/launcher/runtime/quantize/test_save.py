@@ -15,9 +15,11 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from plumbline.launcher import export
 from plumbline.launcher import quantize as quantize_command
 from plumbline.launcher.runtime.config.load import load_config
+from plumbline.launcher.runtime.export.report import ExportError
 from plumbline.launcher.runtime.models import facts
 from plumbline.launcher.runtime.models.open import load_tokenizer
 from plumbline.launcher.runtime.quantize import save
+from plumbline.model.export.targets import to_hugging_face
 
 if TYPE_CHECKING:
     from tests.conftest import Command
@@ -68,6 +70,22 @@ def test_a_saved_folder_computes_what_was_measured(
     modes = {file.stat().st_mode for file in (*saved.glob("*.safetensors"), tmp_path / "q" / "rows.jsonl")}
     assert len(modes) == 1, "the umask decides"
     assert not list(tmp_path.glob(".saved*")), "nothing is left beside it"
+
+
+def test_a_folder_that_is_not_what_is_measured_is_refused(
+    quantize: Quantize, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here its scales are not those that the run was rounded with."""
+    pytest.importorskip("compressed_tensors")
+
+    def coarser(*given: Any) -> Any:
+        entries, weights = to_hugging_face(*given)
+        return entries, {name: 1.5 * weight for name, weight in weights.items()}
+
+    monkeypatch.setattr(save, "to_hugging_face", coarser)
+    with pytest.raises(ExportError, match=r"reloaded, logits differ by .* of the largest \(allowed 1e-05\)"):
+        quantize("--model", trained, "--recipes", "rtn-w4", "--save", tmp_path / "saved")
+    assert not (tmp_path / "saved").exists()
 
 
 def test_a_saved_folder_has_the_whole_tokenizer(quantize: Quantize, exported_folder: Path, tmp_path: Path) -> None:
