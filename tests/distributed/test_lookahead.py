@@ -159,7 +159,7 @@ def test_silent_thoughts_are_scored_alone(
         assert load_model(run, torch.device("cpu"), with_objective=True).decoding
     monkeypatch.setattr(sys, "argv", ["export.py", "--model", str(run), "--output", str(folder)])
     plumbline.launcher.export.main()
-    assert "warning: trained to predict with thoughts" in capsys.readouterr().err
+    assert "warning: It was trained to predict with thoughts" in capsys.readouterr().err
     assert "trained to predict with thoughts before the text (pause: horizon 3" in (folder / "README.md").read_text()
 
 
