@@ -132,11 +132,13 @@ def _settings(config: Config, plan: RunPlan) -> Iterator[tuple[str, str]]:
 
 
 def _sources(sources: Sequence[SourceConfig]) -> str:
-    """Name sources, with their shares of the samples if there are several."""
+    """Name sources, with the shares of the samples that they begin with if there are several."""
     whole = sum(source.weight for source in sources) or 1.0
     shares = ["" if len(sources) == 1 else f" {source.weight / whole:.0%}" for source in sources]
     names = [f"task {source.task.name}" if source.task else ", ".join(source.paths) for source in sources]
-    return "; ".join(f"{name}{share}" for name, share in zip(names, shares, strict=True))
+    text = "; ".join(f"{name}{share}" for name, share in zip(names, shares, strict=True))
+    changes = any(source.weight_changes or source.max_epochs is not None for source in sources)
+    return f"{text} at first (show.py RUN counts the samples of each)" if changes and len(sources) > 1 else text
 
 
 def _machine(environment: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+import yaml
 
 from plumbline.data.tasks.candidates import SCORES
 from plumbline.data.tasks.task import OwnScore
@@ -199,6 +200,22 @@ def test_a_page_says_first_what_run_it_is(run: Run, command: Command, tmp_path: 
     assert shown.facts["tokens"].startswith(f"5,120, {5120 / count:.3g} for each parameter")
     assert f'<td>email</td><td class="number">{result["eval/email/loss"]:.4f}</td>' in text
     assert "Final scores" in text
+
+
+def test_shares_of_the_data_that_change_are_those_of_the_beginning(run: Run, tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "mixed", {"step": 1, "loss": 3.0})
+    config = yaml.safe_load((run.folder / "config.yaml").read_text())
+    (source,) = config["data"]["train"]
+    changes = [{"tokens": 1024, "weight": 9.0}]
+
+    def data(**more: object) -> str:
+        config["data"]["train"] = [{**source, "weight": 3.0}, {**source, "name": "other", **more}]
+        (folder / "config.yaml").write_text(yaml.safe_dump(config))
+        return Page(page(read_history(folder), read_facts(folder), [])).facts["data"]
+
+    assert data().endswith(" 25%")
+    assert data(weight_changes=changes).endswith(" 25% at first (show.py RUN counts the samples of each)")
+    assert "at first" in data(max_epochs=2.0)
 
 
 def test_samples_are_shown_and_do_not_become_markup(tmp_path: Path) -> None:
