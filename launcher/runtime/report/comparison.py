@@ -1,5 +1,7 @@
 """Make the page that compares several runs: what they are, how they differ, and their numbers overlaid."""
 
+import math
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
@@ -22,6 +24,9 @@ RUNS, DIFFERENCES, ALERTS = "Runs", "Differences", "Alerts"
 NAMES = ("run.name", "run.root")  # keys that do not affect training
 CODE = ("git_commit", "git_dirty", "packages", "gpus", "world_size")
 """Keys of environment.json on which a result may depend."""
+BITS_PER_BYTE = re.compile("(eval/.*)/bits_per_byte")
+ROUNDING = 1 + 1e-9
+"""Ratio of two equal quotients, at most."""
 
 
 def make(folders: Sequence[Path], by: By) -> tuple[str, dict[str, Any], list[str]]:
@@ -106,6 +111,11 @@ def cautions(runs: Sequence[Compared]) -> list[str]:
             "The runs read text by different tokenizers: nats per token do not compare, bits per byte of held-out text "
             "do."
         )
+    elif names := [name for name, found_by in _nats_per_bit(runs).items() if max(found_by) > ROUNDING * min(found_by)]:
+        found.append(
+            f"Under the name {', '.join(names)} the runs score different held-out text, of other corpora or of one "
+            "that has grown since: their losses on it do not compare."
+        )
     leaves = [dict(_leaves_of(run)) for run in runs]
     windows = {own["data.sequence_length"] for own in leaves if "data.sequence_length" in own}
     if len(windows) > 1:
@@ -120,6 +130,18 @@ def cautions(runs: Sequence[Compared]) -> list[str]:
             "The runs score different amounts of held-out text (train.eval_batches counts micro-batches of "
             "data.micro_batch_size): their held-out losses do not quite compare."
         )
+    return found
+
+
+def _nats_per_bit(runs: Sequence[Compared]) -> dict[str, list[float]]:
+    """Return held-out source -> its loss over its bits per byte in each run: set by its text and tokenizer alone."""
+    found: dict[str, list[float]] = {}
+    for series in (run.history.series for run in runs):
+        for key in series:
+            if (scored := BITS_PER_BYTE.fullmatch(key)) and (loss := series.get(f"{scored[1]}/loss")) is not None:
+                ratio = float(loss.values[-1] / series[key].values[-1])
+                if math.isfinite(ratio):
+                    found.setdefault(scored[1].removeprefix("eval/"), []).append(ratio)
     return found
 
 

@@ -69,6 +69,14 @@ def test_numbers_that_do_not_compare_are_named(run: Run, other: Run, tmp_path: P
     file.write_text(text.replace("micro_batch_size: 2", "micro_batch_size: 4"))
     (amounts,) = told()
     assert "different amounts of held-out text" in amounts
+    file.write_text(text)
+    metrics = tmp_path / "copy" / "metrics.jsonl"
+    numbers = metrics.read_text()
+    metrics.write_text(numbers.replace('"eval/email/bits_per_byte": ', '"eval/email/bits_per_byte": 1'))
+    (texts,) = told()
+    assert texts.startswith("Under the name email the runs score different held-out text")
+    metrics.write_text(numbers)
+    file.write_text(text.replace("micro_batch_size: 2", "micro_batch_size: 4"))
     (tmp_path / "copy" / "tokenizer" / "tokenizer.json").write_text("{}")
     assert len(told()) == 2
     assert "by different tokenizers" in told()[0]
