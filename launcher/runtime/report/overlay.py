@@ -1,8 +1,9 @@
 """Overlay several runs, by tokens, FLOPs or time."""
 
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -16,6 +17,7 @@ from plumbline.launcher.runtime.report.figures import Line, Scale
 from plumbline.launcher.runtime.report.groups import COSTS, LOSS, SCORES, Matched, select
 from plumbline.launcher.runtime.report.history import Floats, History, Series, over_places
 from plumbline.launcher.runtime.report.html import Figure, Group
+from plumbline.launcher.runtime.run.scores import diverged_above
 
 By = Literal["tokens", "flops", "time"]
 OVER = {"mean": "Mean over blocks.", "max": "Largest of all blocks.", "min": "Least of all blocks."}
@@ -95,20 +97,38 @@ class Overlay:
         power = 3 * int(np.log10(max(longest, 1.0)) // 3)
         return Scale(f"training FLOPs, 10^{power}", 10.0**power)
 
+    @cached_property
+    def most(self) -> float:
+        """Return the largest loss to draw, in nats, beyond which a run counts as diverged; inf if it is unknown."""
+        sizes = [run.known.vocab_size for run in self.runs if run.known.vocab_size is not None]
+        return diverged_above(max(sizes)) if sizes else math.inf
+
+    def _below(self, found: OfRuns) -> tuple[OfRuns, str]:
+        """Return losses without those that would press all others flat, and a sentence about them, or ""."""
+        kept = {
+            number: replace(own, values=np.where(own.values > self.most, np.nan, own.values))
+            for number, own in found.items()
+        }
+        hidden = any((own.values > self.most).any() for own in found.values())
+        if not hidden or not any(np.isfinite(own.values).any() for own in kept.values()):
+            return found, ""
+        return kept, f" Nothing is drawn above {self.most:.4g}, where a run has diverged."
+
     def _losses(self) -> Iterator[Figure]:
-        smooth = {number: _smooth(own) for number, own in self._all("loss").items()}
-        yield from self.figure("Training loss", "Nats per token, running mean.", smooth, "loss")
+        smooth, left_out = self._below({number: _smooth(own) for number, own in self._all("loss").items()})
+        yield from self.figure("Training loss", f"Nats per token, running mean.{left_out}", smooth, "loss")
         late = {number: own.where(own.tokens >= own.tokens[-1] / 2) for number, own in smooth.items()}
         yield from self.figure("Training loss, second half", "The same, enlarged.", late, "loss", cut=False)
 
     def _held_out(self) -> Iterator[Figure]:
         first = self.runs[0].name
         for key in self._keys(LOSS):
-            found, name = self._all(key), key.removeprefix("eval/").removesuffix("/loss")
-            yield from self.figure(f"Held-out loss: {name}", "Nats per token.", found, key, marked=True)
+            name = key.removeprefix("eval/").removesuffix("/loss")
+            found, left_out = self._below(self._all(key))
+            yield from self.figure(f"Held-out loss: {name}", f"Nats per token.{left_out}", found, key, marked=True)
             apart = {number: apart_from(own, found[0]) for number, own in found.items() if number} if 0 in found else {}
             text = f"Minus that of {first} after as many tokens, nats; below 0 it is better."
-            some = {number: own for number, own in apart.items() if len(own.tokens)}
+            some = {number: own for number, own in apart.items() if np.isfinite(own.values).any()}
             yield from self.figure(f"Held-out loss over {first}: {name}", text, some, marked=True, cut=False)
 
     def _panels(self, panels: Sequence[Panel]) -> Iterator[Figure]:

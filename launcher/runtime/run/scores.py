@@ -184,14 +184,18 @@ def _judge(own: OwnScores, batch: Batch, predict: Callable[[Batch], Tensor], log
     return [sum(row[place] for row in values) for place in range(len(own.scores))]
 
 
+def diverged_above(vocab_size: int) -> float:
+    """Return the loss, nats per token, above which a run counts as diverged: that of guessing and a nat more."""
+    return math.log(vocab_size) + 1
+
+
 def worse_than_guessing(loss: float, vocab_size: int) -> str | None:
-    """Return a warning about a loss, nats per token, that exceeds that of guessing by at least a nat, else None."""
-    guessing = math.log(vocab_size)
-    if not loss > guessing + 1:
+    """Return a warning about a loss, nats per token, by which a run counts as diverged, else None."""
+    if not loss > diverged_above(vocab_size):
         return None
     return (
-        f"loss {loss:.4g} is above that of guessing (ln(vocab_size) = {guessing:.4g}): the run has diverged; lower "
-        "optimizer.lr or lengthen schedule.warmup"
+        f"loss {loss:.4g} is above that of guessing (ln(vocab_size) = {math.log(vocab_size):.4g}): the run has "
+        "diverged; lower optimizer.lr or lengthen schedule.warmup"
     )
 
 

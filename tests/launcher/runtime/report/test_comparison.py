@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -17,6 +17,10 @@ from plumbline.model.flops import training_flops_per_token
 from tests.launcher.runtime.report.pages import Page
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from plumbline.launcher.runtime.report.html import Figure
+    from plumbline.launcher.runtime.report.overlay import OfRuns
     from tests.conftest import Command, Pretrain, Run
 
 
@@ -105,6 +109,38 @@ def test_a_branch_begins_with_no_time(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (branch,) = read_runs([tmp_path])
     assert branch.place(np.array([1000.0, 1100.0, 1300.0]), "time").tolist() == [0, 2, 6]
+
+
+def test_a_run_that_diverged_does_not_press_the_others_flat(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: dict[str, float] = {}
+    draw = Overlay.figure
+
+    def figure(overlay: Overlay, title: str, text: str, series: OfRuns, *rest: Any, **options: Any) -> Iterator[Figure]:
+        drawn[title] = max((float(own.values[own.values > 0].max(initial=0)) for own in series.values()), default=0.0)
+        return draw(overlay, title, text, series, *rest, **options)
+
+    def diverged_after(step: int) -> Path:
+        broken = tmp_path / f"broken_{step}"
+        shutil.copytree(run.folder, broken, ignore=shutil.ignore_patterns("checkpoints", "logs"))
+        records = [json.loads(line) for line in (broken / "metrics.jsonl").read_text().splitlines()]
+        for record in records:
+            record |= {key: 1e6 for key in record if key.endswith("loss") and record["step"] > step}
+        (broken / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+        return broken
+
+    monkeypatch.setattr(Overlay, "figure", figure)
+    early, late = diverged_after(0), diverged_after(10)
+    overlay = Overlay(read_runs([run.folder, early, late]), "tokens")
+    vocabulary = overlay.runs[0].known.vocab_size
+    assert vocabulary is not None
+    text = next(overlay.groups()).figures[0].text
+    assert f"Nothing is drawn above {overlay.most:.4g}" in text
+    assert drawn["Training loss"] < overlay.most == pytest.approx(np.log(vocabulary) + 1)
+    assert max(drawn["Training loss, second half"], drawn["Held-out loss: email"]) < overlay.most
+    assert "drawn above" not in next(Overlay(read_runs([early]), "tokens").groups()).figures[0].text
+    assert drawn["Training loss"] == 1e6, "where there is nothing else to draw"
 
 
 def test_what_a_run_lacks_is_named(run: Run, tmp_path: Path, command: Command) -> None:
