@@ -240,7 +240,6 @@ def _summary(result: Result) -> dict[str, Any]:
         "skipped": manifest.skipped,
         "bad_records": manifest.bad_records,
         "seconds": result.seconds,
-        "tokens_per_second": tokens / result.seconds if result.seconds else None,
         "next": f"{start} {as_typed('launcher/pretrain.py')} --config {as_typed('configs/quickstart.yaml')} "
         f"{training_on(where)}"
         if trains
@@ -266,7 +265,7 @@ def _readable(summary: dict[str, Any]) -> str:
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(summary["skipped"].items()))
         lines.append(f"  left out: {reasons}")
     if summary["seconds"] is not None:
-        lines.append(f"  {summary['seconds']:.1f} s, {summary['tokens_per_second']:,.0f} tokens per second")
+        lines.append(f"  {summary['seconds']:.1f} s")
     return "\n".join([*lines, f"next: {summary['next']}"])
 
 
