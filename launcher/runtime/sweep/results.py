@@ -20,6 +20,7 @@ from typing import Any
 
 from plumbline.launcher.runtime.config.budget import totals
 from plumbline.launcher.runtime.config.plan import plan_run
+from plumbline.launcher.runtime.run.scores import diverged_above
 from plumbline.launcher.runtime.run.status_file import RESULT
 from plumbline.launcher.runtime.sweep.cells import Cell, distinct
 from plumbline.launcher.runtime.sweep.config import SweepConfig
@@ -121,7 +122,8 @@ def _read_run(cell: Cell) -> RunOutcome:
     outcome = replace(outcome, outliers=_outliers(records, result), result=result)
     loss = _mean_of_corpora("loss", result)
     train_loss = _mean([record["loss"] for record in steps[-max(1, round(len(steps) * LAST)) :]])
-    if not all(math.isfinite(value) for value in (loss, train_loss) if value is not None):
+    limits = (loss, diverged_above(config.model.vocab_size)), (train_loss, math.inf)
+    if not all(value < limit for value, limit in limits if value is not None):  # NaN is below none
         return replace(outcome, status="diverged", diverged=True)
     return replace(
         outcome,

@@ -1,6 +1,7 @@
 """What results.jsonl says of runs that ended in different ways, from their folders."""
 
 import json
+import math
 import re
 import shutil
 from pathlib import Path
@@ -91,6 +92,20 @@ def test_outcomes_are_read_from_the_run_folders(tiny_config: Path, tmp_path: Pat
     check_same_cells(plan.sweep, plan.cells)
     with pytest.raises(ValueError, match=r"holds 2 finished runs, none of them of these cells"):
         check_same_cells(plan.sweep, make_plan(file, ["train.steps=7"]).cells)
+
+
+@pytest.mark.parametrize(("above", "status"), [(0.99, "finished"), (1.01, "diverged"), (math.nan, "diverged")])
+def test_a_run_that_ends_a_nat_above_guessing_has_diverged(
+    above: float, status: str, tiny_config: Path, tmp_path: Path
+) -> None:
+    plan = make_plan(small_sweep(tiny_config, tmp_path), [])
+    config = plan.cells[0].config
+    config.run.folder.mkdir(parents=True)
+    loss = math.log(config.model.vocab_size) + above
+    for name in ("metrics.jsonl", "result.json"):
+        (config.run.folder / name).write_text(json.dumps({"step": 20, "tokens": 9, "eval/a/loss": loss}) + "\n")
+    outcome = read_results(plan.cells)[0].outcome
+    assert (outcome.status, outcome.diverged, outcome.loss is None) == (status, *2 * [status == "diverged"])
 
 
 def small_sweep(base: Path, folder: Path) -> Path:
