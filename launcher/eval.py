@@ -114,7 +114,7 @@ from plumbline.data.streams import SampleSource
 from plumbline.data.tasks.source import TaskStream
 from plumbline.launcher.runtime.config.stock import model_folder
 from plumbline.launcher.runtime.harness import tasks as harness_tasks
-from plumbline.launcher.runtime.models.facts import model_facts
+from plumbline.launcher.runtime.models.facts import model_facts, outline
 from plumbline.launcher.runtime.models.held_out import (
     check_tokenizer,
     check_vocabulary,
@@ -174,7 +174,12 @@ def score_tasks(arguments: argparse.Namespace) -> None:
 
 
 def score_held_out(arguments: argparse.Namespace, corpus: SampleSource | None) -> None:
-    """Load the model, check that the corpus fits, score, print; without a corpus, use the run's task of this name."""
+    """Check that the data fits the model, load it, score, print; without a corpus, use the run's task of this name."""
+    shape = outline(arguments.model)  # what does not fit is refused before weights are read
+    if corpus is None:
+        corpus = open_source(own_task(shape, arguments.task))
+    (check_vocabulary if arguments.text else check_tokenizer)(shape, corpus)
+    length = window_length(shape, arguments.sequence_length)
     model = load_model(
         arguments.model,
         device_named(arguments.device),
@@ -182,15 +187,11 @@ def score_held_out(arguments: argparse.Namespace, corpus: SampleSource | None) -
         arguments.average,
         with_objective=arguments.thinking,
     )
-    if corpus is None:
-        corpus = open_source(own_task(model, arguments.task))
     if arguments.thinking and not model.thinks:
         raise ValueError(
             f"--thinking: {model.source} is no run whose objective thinks (latent_lookahead, pause, coconut); of an "
             "exported folder, give the run that it comes from"
         )
-    (check_vocabulary if arguments.text else check_tokenizer)(model, corpus)
-    length = window_length(model, arguments.sequence_length)
     split = held_out(corpus, arguments.shuffle_questions)
     batches = ValidationBatches(split, length, arguments.batch_size, arguments.max_batches, vocab_size=model.vocab_size)
     scores = held_out_loss(model, watched(batches, len(batches), "batch"), split, arguments.thinking)

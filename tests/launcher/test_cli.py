@@ -148,14 +148,20 @@ def test_export_into_an_existing_folder_is_refused(command: Command, trained: Pa
     assert {path: path.stat().st_mtime_ns for path in exported.iterdir()} == before
 
 
-def test_eval_with_a_corpus_of_another_tokenizer_is_refused(command: Command, trained: Path, tmp_path: Path) -> None:
+def test_eval_refuses_a_corpus_of_another_tokenizer_before_weights_are_read(
+    command: Command, trained: Path, tmp_path: Path
+) -> None:
     source = Path(os.__file__).parent / "json" / "*.py"
     other = tmp_path / "other"
     done = command("prepare", "--source", source, "--tokenizer", "train-bpe:300", "--output", other)
     assert done.returncode == 0, done.stderr
-    error = the_error(command("eval", "--model", trained, "--data", other))
+    run = tmp_path / "run"
+    shutil.copytree(trained, run)
+    for weights in run.rglob("*.safetensors"):
+        weights.write_bytes(b"")
+    error = the_error(command("eval", "--model", run, "--data", other))
     assert f"{other}: made with another tokenizer" in error
-    assert f"--tokenizer {trained / 'tokenizer'}" in error
+    assert f"--tokenizer {run / 'tokenizer'}" in error
 
 
 def test_a_folder_that_is_no_model_is_refused(command: Command, corpus: Path) -> None:
