@@ -5,9 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from plumbline.model.config import ModelConfig
 from plumbline.model.decoder import CausalLM
-from plumbline.model.sampling import check_room, check_sampling
 
 Reader = Callable[[Tensor], Tensor]
 """Reads the next tokens [B, T] of each row, after all that it has read before; returns the next-token logits [B, V]."""
@@ -48,33 +46,6 @@ def cached_reader(model: CausalLM, rows: int, capacity: int) -> Reader:
         return logits
 
     return read
-
-
-@torch.no_grad()
-def generate(
-    model: CausalLM,
-    prompt: Tensor,
-    max_new_tokens: int,
-    *,
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    generator: torch.Generator | None = None,
-) -> Iterator[Tensor]:
-    """Yield the continuation of prompt [B, T] one token at a time, each [B]; the caller decides when to stop.
-
-    For prompts of several lengths, and a seed for each row, see `continue_together`.
-
-    Raises:
-        ValueError: see `check_request`.
-    """
-    check_request(model.config, prompt, max_new_tokens, temperature, top_k, top_p)
-    read = cached_reader(model, prompt.size(0), prompt.size(1) + max_new_tokens)
-    tokens = prompt
-    for _ in range(max_new_tokens):
-        token = sample_token(read(tokens), temperature, top_k, top_p, generator)
-        yield token
-        tokens = token[:, None]
 
 
 @torch.no_grad()
@@ -136,21 +107,3 @@ def continue_together(
 def _likeliest(logits: Tensor) -> list[int]:
     """Return the likeliest token of each row of logits [B, V], or -1 if they are invalid, in one device transfer."""
     return torch.where(logits.logsumexp(-1).isfinite(), logits.argmax(-1), -1).tolist()
-
-
-def check_request(
-    config: ModelConfig,
-    prompt: Tensor,
-    max_new_tokens: int,
-    temperature: float,
-    top_k: int | None,
-    top_p: float | None,
-) -> None:
-    """Refuse prompts that cannot be continued and invalid sampling options.
-
-    Raises:
-        ValueError: the prompt is empty, prompt and continuation exceed max_position_embeddings, or a sampling option is
-            out of range.
-    """
-    check_room(config.max_position_embeddings, prompt.size(1), max_new_tokens)
-    check_sampling(temperature, top_k, top_p)

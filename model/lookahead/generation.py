@@ -9,11 +9,12 @@ from torch import Tensor, nn
 
 from plumbline.model.attention.context import LayerCache
 from plumbline.model.decoder import CausalLM
-from plumbline.model.generation import check_request, sample_token
+from plumbline.model.generation import sample_token
 from plumbline.model.lookahead.anchors import Anchors
 from plumbline.model.lookahead.masks import Entries, Text, attention_mask, slot_entries, text_entries
 from plumbline.model.lookahead.thoughts import Memory, Thinker, join, run_text_behind
 from plumbline.model.quantization.precision import scales_over_tokens
+from plumbline.model.sampling import check_room, check_sampling
 
 
 @dataclass(frozen=True)
@@ -59,19 +60,17 @@ def generate_thinking(
         prompt: token ids to continue.
         max_new_tokens: most tokens to yield.
         trigger: when to think.
-        temperature: as in `model.generation.generate`.
-        top_k: see `model.generation.generate`.
-        top_p: see `model.generation.generate`.
+        temperature: see `model.generation.sample_token`.
+        top_k: see `model.generation.sample_token`.
+        top_p: see `model.generation.sample_token`.
         generator: random generator.
 
     Raises:
-        ValueError: as for `generate`, or several sequences are given, which would think at different tokens.
+        ValueError: the prompt is empty, prompt and continuation exceed max_position_embeddings, a sampling option is
+            out of range, or several sequences are given, which would think at different tokens.
     """
-    check_request(model.config, prompt, max_new_tokens, temperature, top_k, top_p)
-    if prompt.size(0) != 1:
-        raise ValueError(f"{prompt.size(0)} prompts: thoughts are for one sequence at a time")
-    model.eval()
-    cache = cast(list[LayerCache], model.new_cache(1, prompt.size(1) + max_new_tokens))
+    check_sampling(temperature, top_k, top_p)
+    cache = _cache_for(model, prompt, max_new_tokens)
     committed = _Committed(model) if commits else None
     tokens = prompt
     for number in range(max_new_tokens):
@@ -86,6 +85,14 @@ def generate_thinking(
         token = sample_token(logits, temperature, top_k, top_p, generator)
         yield token
         tokens = token[:, None]
+
+
+def _cache_for(model: CausalLM, prompt: Tensor, max_new_tokens: int) -> list[LayerCache]:
+    """Return an empty cache for the prompt [1, T] and its continuation, of a model that no longer trains."""
+    check_room(model.config.max_position_embeddings, prompt.size(1), max_new_tokens)
+    if prompt.size(0) != 1:
+        raise ValueError(f"{prompt.size(0)} prompts: thoughts are for one sequence at a time")
+    return cast(list[LayerCache], model.eval().new_cache(1, prompt.size(1) + max_new_tokens))
 
 
 def think(model: CausalLM, thinker: Thinker, state: Tensor, cache: list[LayerCache]) -> tuple[Tensor, Memory]:
@@ -178,12 +185,8 @@ def generate_verified(
     Raises:
         ValueError: as for `generate_thinking` and `check_verifiable`.
     """
-    check_request(model.config, prompt, max_new_tokens, 0.0, None, None)
     check_verifiable(model)
-    if prompt.size(0) != 1:
-        raise ValueError(f"{prompt.size(0)} prompts: thoughts are for one sequence at a time")
-    model.eval()
-    cache = cast(list[LayerCache], model.new_cache(1, prompt.size(1) + max_new_tokens))
+    cache = _cache_for(model, prompt, max_new_tokens)
     states = model.model(prompt, cache=[*cache])[:, -1:]
     drafts.text_passes += 1
     made = 0

@@ -160,6 +160,13 @@ def loaded(model: CausalLM, folder: Path) -> LoadedModel:
     return LoadedModel(model, folder / "checkpoints" / "step_00000010", None, config, 10, 160)
 
 
+def continued(model: CausalLM, prompts: Tensor, tokens: int, seed: int = 0, **options: Any) -> Tensor:
+    """Return the tokens [B, tokens] that follow prompts [B, T]; each row draws by a seed of its own, from `seed` on."""
+    seeds = range(seed, seed + len(prompts))
+    steps = loaded(model, Path()).continuations(prompts.tolist(), tokens, seeds=seeds, **options)
+    return torch.tensor(list(steps)).T
+
+
 def stock_model(source: dict[str, Any], enliven: Enliven) -> Any:
     """Return a model of transformers by its own class; `source` has the entries of config.json beside the shape."""
     from transformers import AutoConfig, AutoModelForCausalLM  # slow to load, and few tests need it

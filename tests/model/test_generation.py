@@ -9,15 +9,12 @@ import torch
 from torch import Tensor
 
 from plumbline.model.decoder import CausalLM
-from plumbline.model.generation import cached_reader, continue_together, generate, sample_token
+from plumbline.model.generation import cached_reader, continue_together, sample_token
+from tests.model.conftest import continued
 
 MakeModel = Callable[..., CausalLM]
 
 PROBABILITIES = torch.tensor([0.15, 0.5, 0.05, 0.3])
-
-
-def continuation(model: CausalLM, prompt: Tensor, tokens: int, **options: Any) -> Tensor:
-    return torch.stack(list(generate(model, prompt, tokens, **options)), dim=1)
 
 
 def prompts(rows: int = 2, length: int = 5) -> Tensor:
@@ -48,22 +45,20 @@ def test_greedy_is_the_argmax_of_the_full_forward(make_model: MakeModel, shape: 
     for _ in range(20):
         with torch.no_grad():
             sequence = torch.cat((sequence, model(sequence)[:, -1].argmax(-1, keepdim=True)), dim=1)
-    assert torch.equal(continuation(model, prompts(), 20, temperature=0.0), sequence[:, 5:])
+    assert torch.equal(continued(model, prompts(), 20, temperature=0.0), sequence[:, 5:])
     assert len(sequence[:, 5:].unique()) > 3
 
 
 def test_top_k_1_is_greedy(make_model: MakeModel) -> None:
     model = make_model()
-    greedy = continuation(model, prompts(), 15, temperature=0.0)
-    assert torch.equal(continuation(model, prompts(), 15, temperature=2.0, top_k=1), greedy)
-    assert torch.equal(continuation(model, prompts(), 15, temperature=2.0, top_p=1e-6), greedy)
+    greedy = continued(model, prompts(), 15, temperature=0.0)
+    assert torch.equal(continued(model, prompts(), 15, temperature=2.0, top_k=1), greedy)
+    assert torch.equal(continued(model, prompts(), 15, temperature=2.0, top_p=1e-6), greedy)
 
 
 def test_the_same_seed_draws_the_same_tokens(make_model: MakeModel) -> None:
     model = make_model()
-    first, again, other = (
-        continuation(model, prompts(), 20, generator=torch.Generator().manual_seed(seed)) for seed in (5, 5, 6)
-    )
+    first, again, other = (continued(model, prompts(), 20, seed) for seed in (5, 5, 7))
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
 
@@ -110,20 +105,20 @@ def test_each_row_is_cut_by_its_own_probabilities() -> None:
 
 def test_generation_turns_dropout_off(make_model: MakeModel) -> None:
     noisy, quiet = make_model(dropout=0.5).train(), make_model()
-    expected = continuation(quiet, prompts(), 10, temperature=0.0)
-    assert torch.equal(continuation(noisy, prompts(), 10, temperature=0.0), expected)
+    expected = continued(quiet, prompts(), 10, temperature=0.0)
+    assert torch.equal(continued(noisy, prompts(), 10, temperature=0.0), expected)
 
 
 def test_a_context_can_be_filled_to_its_end_and_no_further(make_model: MakeModel) -> None:
     model = make_model(family="gpt2")
-    assert continuation(model, prompts(length=40), 8).shape == (2, 8)
+    assert continued(model, prompts(length=40), 8).shape == (2, 8)
     with pytest.raises(ValueError, match="40 prompt tokens \\+ 9 new ones exceed max_position_embeddings = 48"):
-        continuation(model, prompts(length=40), 9)
+        continued(model, prompts(length=40), 9)
 
 
 def test_an_empty_prompt_is_refused(make_model: MakeModel) -> None:
     with pytest.raises(ValueError, match="the prompt has no tokens"):
-        continuation(make_model(), prompts(length=0), 3)
+        continued(make_model(), prompts(length=0), 3)
 
 
 @pytest.mark.parametrize(
@@ -144,7 +139,7 @@ def test_an_empty_prompt_is_refused(make_model: MakeModel) -> None:
 def test_a_sampling_option_out_of_range_is_refused(make_model: MakeModel, options: dict[str, Any]) -> None:
     (name, value), *_ = options.items()
     with pytest.raises(ValueError, match=f"{name} = {value}: "):
-        continuation(make_model(), prompts(), 3, **options)
+        continued(make_model(), prompts(), 3, **options)
 
 
 def test_the_least_temperature_draws_the_likeliest_token() -> None:
@@ -187,8 +182,7 @@ def test_a_batch_of_different_lengths_says_what_each_row_says_alone(
     model = make_model(**shape).double()
     said = together(model, RAGGED, 12, SEEDS, **options)
     for prompt, seed, row in zip(RAGGED, SEEDS, said, strict=True):
-        generator = torch.Generator().manual_seed(seed)
-        alone = continuation(model, torch.tensor([prompt]), 12, generator=generator, **options)
+        alone = continued(model, torch.tensor([prompt]), 12, seed, **options)
         assert row == alone[0].tolist()
     assert len({tuple(row) for row in said}) > 1
 

@@ -159,9 +159,9 @@ class LoadedModel:
             prompt: token ids.
             max_new_tokens: most tokens to yield.
             think: when to think, or the counters of verified drafts, which are greedy.
-            temperature: see `model.generation.generate`.
-            top_k: see `model.generation.generate`.
-            top_p: see `model.generation.generate`.
+            temperature: see `model.generation.sample_token`.
+            top_k: see `model.generation.sample_token`.
+            top_p: see `model.generation.sample_token`.
             seed: seed of the sampling.
             stop_at: the last token.
 

@@ -28,9 +28,8 @@ from plumbline.model.export.fold import Weights, fold_multipliers, folded_config
 from plumbline.model.export.native import CODE
 from plumbline.model.export.stock import PLAIN, SHAPES, TRAINING, StockClass
 from plumbline.model.export.targets import TARGETS, to_hugging_face
-from plumbline.model.generation import generate
 from plumbline.model.parameterization.multipliers import Multipliers
-from tests.model.conftest import loaded, scaled
+from tests.model.conftest import continued, loaded, scaled
 
 MakeConfig = Callable[..., ModelConfig]
 MakeModel = Callable[..., CausalLM]
@@ -152,9 +151,9 @@ def test_the_stock_class_computes_the_same(
         expected, found = model(tokens), stock(input_ids=tokens).logits
     assert ((found - expected).abs().max() / expected.abs().max()).item() <= 1e-5
     # With a cache, which the export's own comparison of greedy tokens does without
-    continued = stock.generate(tokens[:1, :8], max_new_tokens=8, do_sample=False, pad_token_id=0)[0, 8:]
-    ours = torch.cat(list(generate(model, tokens[:1, :8], 8, temperature=0.0)))
-    assert torch.equal(continued, ours)
+    theirs = stock.generate(tokens[:1, :8], max_new_tokens=8, do_sample=False, pad_token_id=0)[0, 8:]
+    ours = continued(model, tokens[:1, :8], 8, temperature=0.0)[0]
+    assert torch.equal(theirs, ours)
 
 
 def test_kinds_that_claim_native_code_are_exported_with_it(make_config: MakeConfig) -> None:

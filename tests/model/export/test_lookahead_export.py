@@ -19,11 +19,10 @@ from plumbline.launcher.runtime.export.hugging_face import export
 from plumbline.launcher.runtime.models.open import load_model
 from plumbline.model.export import thinker
 from plumbline.model.export.fold import Weights
-from plumbline.model.generation import generate
 from plumbline.model.lookahead.generation import Trigger, generate_thinking
 from plumbline.model.objectives.latent_lookahead import LatentLookahead, LatentLookaheadConfig
 from plumbline.model.objectives.objective import TrainedLM
-from tests.model.conftest import Enliven, MakeModel, loaded
+from tests.model.conftest import Enliven, MakeModel, continued, loaded
 
 NEW = 12
 PROMPT = torch.randint(61, (1, 5), generator=torch.Generator().manual_seed(2))
@@ -67,7 +66,7 @@ def ours(model: TrainedLM, trigger: Trigger, new: int = NEW, **options: Any) -> 
 
 
 def plain_greedy(model: TrainedLM) -> list[int]:
-    return [int(x) for x in generate(model, PROMPT, NEW, temperature=0.0)]
+    return continued(model, PROMPT, NEW, temperature=0.0)[0].tolist()
 
 
 OP: dict[str, Any] = {"family": "outlier_protected"}

@@ -7,11 +7,10 @@ import torch
 from torch import Tensor
 
 from plumbline.model.decoder import CausalLM
-from plumbline.model.generation import generate
 from plumbline.model.lookahead.generation import Drafts, Trigger, generate_thinking, generate_verified
 from plumbline.model.objectives.latent_lookahead import LatentLookahead, LatentLookaheadConfig
 from plumbline.model.quantization.precision import PrecisionConfig, apply_precision
-from tests.model.conftest import Counting, Enliven, MakeModel
+from tests.model.conftest import Counting, Enliven, MakeModel, continued
 
 PROMPT, NEW = 5, 7
 
@@ -65,7 +64,7 @@ def test_cached_decoding_says_what_training_says(
     logits = model.lm_head(look.thinking_states(model, batch), None, 0.0)[0, PROMPT - 1 :]
     assert logits.argmax(-1).tolist() == new
     torch.testing.assert_close(torch.stack(spoken), logits)
-    plain = torch.stack(list(generate(model, prompt_of(model), NEW, temperature=0.0)), 1)[0].tolist()
+    plain = continued(model, prompt_of(model), NEW, temperature=0.0)[0].tolist()
     assert plain != new, "thinking makes a difference"
 
 
@@ -77,7 +76,7 @@ def test_without_thinking_it_is_the_plain_model(counting: Counting) -> None:
     tokens = prompt_of(model)
     with torch.no_grad():
         assert torch.equal(model(tokens), plain(tokens))
-    one, other = (torch.stack(list(generate(each, tokens, NEW, temperature=0.0))) for each in (model, plain))
+    one, other = (continued(each, tokens, NEW, temperature=0.0) for each in (model, plain))
     assert torch.equal(one, other)
 
 
@@ -91,7 +90,7 @@ def test_triggers_fire_when_they_say(make_model: MakeModel, enliven: Enliven, mo
     model = make_model()
     look = thinking(model, enliven)
     never = decoded(model, look, Trigger("entropy", 100.0))
-    assert never == torch.stack(list(generate(model, prompt_of(model), NEW, temperature=0.0)), 1)[0].tolist()
+    assert never == continued(model, prompt_of(model), NEW, temperature=0.0)[0].tolist()
     assert decoded(model, look, Trigger("entropy", 0.0)) == decoded(model, look, Trigger("every", 1))
 
 
@@ -101,7 +100,7 @@ def test_verified_drafts_are_the_greedy_continuation(counting: Counting, length:
     assert isinstance(model.objective, LatentLookahead)
     tokens, drafts = torch.arange(3, 3 + 2 * length, 2)[None], Drafts()
     found = [int(token) for token in generate_verified(model, model.objective.thinker, tokens, 12, drafts)]
-    assert found == [int(token) for token in generate(model, tokens, 12, temperature=0.0)]
+    assert found == continued(model, tokens, 12, temperature=0.0)[0].tolist()
     assert drafts.accepted > 0
     assert drafts.text_passes == 12 - drafts.accepted, "a right draft saves a pass"
     assert drafts.accepted <= drafts.drafted
@@ -123,7 +122,7 @@ def test_wrong_drafts_change_nothing(make_model: MakeModel, enliven: Enliven, se
     model = make_model(seed=seed)
     look, drafts = thinking(model, enliven, horizon=4), Drafts()
     found = [int(token) for token in generate_verified(model, look.thinker, prompt_of(model), 15, drafts)]
-    assert found == [int(token) for token in generate(model, prompt_of(model), 15, temperature=0.0)]
+    assert found == continued(model, prompt_of(model), 15, temperature=0.0)[0].tolist()
     assert drafts.drafted > drafts.accepted
 
 
@@ -146,7 +145,7 @@ def test_verified_drafts_are_the_greedy_continuation_where_each_token_is_rounded
     look = thinking(model, enliven, horizon=4)
     apply_precision(model.model.layers, PrecisionConfig.model_validate({"activations": rounding}))
     found = [int(token) for token in generate_verified(model, look.thinker, prompt_of(model), 15, Drafts())]
-    assert found == [int(token) for token in generate(model, prompt_of(model), 15, temperature=0.0)]
+    assert found == continued(model, prompt_of(model), 15, temperature=0.0)[0].tolist()
 
 
 def test_several_prompts_are_refused(make_model: MakeModel, enliven: Enliven) -> None:
