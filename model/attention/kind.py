@@ -19,12 +19,12 @@ class Attention(nn.Module):
 
     Each kind is one file of this folder and one line of `ATTENTIONS`. Capability flags are false unless a kind sets
     them itself, even if it inherits from another kind. `needs` works the other way round: everything that it does not
-    exclude must be supported.
+    exclude must be supported. So each kind states its own, if only that it is empty.
     """
 
     tensors: ClassVar[tuple[TensorRule, ...]]
     """Roles and first values of its tensors."""
-    needs: ClassVar[tuple[Need, ...]] = ()
+    needs: ClassVar[tuple[Need, ...]]
     """What it cannot be combined with, and why."""
     own_keys: ClassVar[tuple[str, ...]] = ()
     """Switches that no other kind reads, so that with any other they must have their default."""
@@ -65,8 +65,16 @@ class Attention(nn.Module):
         """Rounds keys and values as a cache would store them, if `rounds_stored`; set by quantization/precision.py."""
 
     def __init_subclass__(cls, **keys: Any) -> None:
-        """Reset flags that would be inherited from another kind, since they only hold for what that kind computes."""
+        """Reset flags that would be inherited from another kind, since they only hold for what that kind computes.
+
+        Raises:
+            TypeError: the kind does not state its needs.
+        """
         super().__init_subclass__(**keys)
+        if "needs" not in cls.__dict__:
+            raise TypeError(
+                f"{cls.__name__} has no needs: state the switches that forward does not read, or needs = ()"
+            )
         state_anew(cls, Attention, ("rounds_stored", "serves_slots", "no_native_code"))
 
     @classmethod

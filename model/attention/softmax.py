@@ -15,6 +15,7 @@ from plumbline.model.attention.block_sparse import block_sparse_attention
 from plumbline.model.attention.context import AttentionContext, LayerCache
 from plumbline.model.attention.kind import Attention
 from plumbline.model.config import ModelConfig
+from plumbline.model.kinds import Need
 from plumbline.model.linear_cross_entropy import soft_cap
 from plumbline.model.norms import make_head_norm
 from plumbline.model.parameterization.multipliers import Multipliers
@@ -52,6 +53,7 @@ class SoftmaxAttention(Attention):
         TensorRule("sinks", "hidden_norm"),
         TensorRule("value_mix", "hidden_scalar", start=0.5),
     )
+    needs: ClassVar[tuple[Need, ...]] = ()
     rounds_stored = True
     serves_slots = True
     no_native_code: ClassVar[str | None] = None

@@ -26,6 +26,7 @@ from tests.model.conftest import MakeConfig, MakeModel
 class Counting(SoftmaxAttention):
     """Keep a number that a checkpoint does not hold."""
 
+    needs = ()
     persistent: ClassVar[bool] = True
     device: ClassVar[str | None] = None
 
@@ -37,6 +38,7 @@ class Counting(SoftmaxAttention):
 class Experts(SoftmaxAttention):
     """Hold matrices in one tensor."""
 
+    needs = ()
     tensors = (*SoftmaxAttention.tensors, TensorRule("experts", "hidden_matrix"))
 
     def __init__(self, config: ModelConfig, *arguments: Any, **named: Any) -> None:
@@ -106,9 +108,13 @@ class NoForward(PreNormBlock):
 class NoMap(Attention):
     """Compute nothing yet."""
 
+    needs = ()
+
 
 class NoScale(NoMap):
     """Leave out what exports ask for."""
+
+    needs = ()
 
     def forward(self, x: torch.Tensor, *_: object) -> torch.Tensor:
         return x
@@ -159,6 +165,8 @@ def test_an_objective_half_written_is_refused_before_anything_runs(
 class NoValues(Attention):
     """Have nothing to hand on."""
 
+    needs = ()
+
 
 class NoInput(Block):
     """Have nothing to hand on either."""
@@ -179,6 +187,12 @@ def test_first_values_want_somebody_who_has_them(
     config = make_config().model_copy(update={**switch, "value_residual": True})
     with pytest.raises(ValueError, match=message):
         check_model(config)
+
+
+@pytest.mark.parametrize("base", [Attention, SoftmaxAttention])
+def test_an_attention_states_which_switches_it_does_not_read(base: type) -> None:
+    with pytest.raises(TypeError, match="Silent has no needs: state the switches"):
+        type("Silent", (base,), {})
 
 
 SWITCHES: dict[str, Any] = {
