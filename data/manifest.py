@@ -100,7 +100,7 @@ class Manifest(BaseModel, extra="ignore", frozen=True, strict=True, use_attribut
 
     source_files: list[str] = []
     """For each file that was read, a hash of its path, size, time and the fields read, so that none is appended or
-    merged twice. Empty in corpora older than this field, or of more than 50,000 files."""
+    merged twice. Empty in corpora of more than 50,000 files."""
 
     skipped: dict[str, int]
     """Documents left out, by reason."""
@@ -109,7 +109,7 @@ class Manifest(BaseModel, extra="ignore", frozen=True, strict=True, use_attribut
     """Versions of the libraries that made the corpus."""
 
     held_out: HeldOutRecord | None = None
-    """What is held out; null in corpora older than this field."""
+    """By which rule; null if not by one: of token files, and of merged corpora with different rules."""
 
     sources: dict[str, dict[str, Counts]] = {}
     """Counts of each split by source, as the sources were named."""

@@ -10,16 +10,15 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from plumbline.data.corpus import fingerprint_of, folder_at, read_manifest
-from plumbline.data.heldout import HeldOut, UInt64s, as_before, threshold_of
+from plumbline.data.heldout import HeldOut, UInt64s, as_before
 from plumbline.data.indexed import Int64s
-from plumbline.data.manifest import MANIFEST, Counts, FileRecord, Manifest, SplitRecord
+from plumbline.data.manifest import MANIFEST, Counts, FileRecord, HeldOutRecord, Manifest, SplitRecord
 from plumbline.data.preparation.duplicates import check_mode
 from plumbline.data.preparation.encoding import CHANGED, SPLITS
 from plumbline.data.preparation.filling import Filled, fill
@@ -36,7 +35,7 @@ from plumbline.data.preparation.shards import sum_of
 from plumbline.data.preparation.verifying import checked_frequencies
 from plumbline.data.prepare import Result, exists_already, warn_of_share
 from plumbline.data.sources import MOST_FILES, REPEAT, Sources
-from plumbline.data.tokenizers import Encoder, copy_tokenizer
+from plumbline.data.tokenizers import copy_tokenizer
 from plumbline.data.workspace import new_folder, resumed_folder
 
 SHAPES_THE_SPLIT = ("seed", "validation_fraction")
@@ -75,18 +74,18 @@ def append(
     started = time.monotonic()
     check_mode(deduplicate)
     before = _manifest_of(corpus)
-    if not all(key in before.request for key in SHAPES_THE_SPLIT):
-        raise ValueError(f"--output {corpus}: its parts were split differently, so nothing can be appended to it")
+    if before.held_out is None:  # of token files, or merged of parts with different rules
+        raise ValueError(f"--output {corpus}: its parts were not split by one rule, so nothing can be appended to it")
     fraction, seed = before.request["validation_fraction"], before.request["seed"]
-    typed = Request(
+    if as_before:
+        sources = sources.reading_as(before.request)
+    request = Request(
         sources, before.tokenizer.spec, corpus, fraction, seed, workers, True, shard_bytes, deduplicate, skip_bad
     )
-    request = replace(typed, sources=sources.reading_as(before.request)) if as_before else typed
-    for each in (typed, request) if as_before else (request,):  # older versions used the options as typed
-        identity = _identity(each, before)
-        if identity in before.request.get("appended", []):
-            return Result(corpus, before, None)
-    _check_new(corpus, before, identity, request.sources)
+    identity = _identity(request, before)
+    if identity in before.request.get("appended", []):
+        return Result(corpus, before, None)
+    _check_new(corpus, before, identity, sources)
     with resumed_folder(corpus, CORPUS, key_of({"to": before.model_dump(), "append": identity})) as folder:
         manifest = finished(folder) or _fill(request, folder, before, identity)
         if read_manifest(corpus) != before:
@@ -121,13 +120,9 @@ def _check_new(corpus: Path, before: Manifest, identity: dict[str, Any], sources
 
 def _fill(request: Request, folder: Path, before: Manifest, identity: dict[str, Any]) -> Manifest:
     """Fill the folder of a growing corpus, and return its new manifest."""
+    rule = before.held_out
+    assert rule is not None, "append has asked"
     corpus = request.output
-    encoder = Encoder(corpus / before.folder / "tokenizer", before.tokenizer.spec)
-    if (before.begins_with, before.eos_token_id) != (encoder.begins_with, encoder.eos_token_id):
-        raise ValueError(
-            f"--output {corpus}: its documents begin with {before.begins_with} and end with {before.eos_token_id}, "
-            f"what is appended would with {encoder.begins_with} and {encoder.eos_token_id}; prepare all text again"
-        )
     _, frequencies = checked_frequencies(corpus)
     if not (folder / "tokenizer").is_dir():
         copy_tokenizer(corpus / before.folder / "tokenizer", folder / ".tokenizer")
@@ -138,7 +133,7 @@ def _fill(request: Request, folder: Path, before: Manifest, identity: dict[str, 
         request,
         folder,
         lambda split, shard: f"{split}-{first + shard:05}",
-        lambda parts: _held_out_as_before(before, request.validation_fraction, parts),
+        lambda parts: _held_out_as_before(rule, request.validation_fraction, parts),
     )
     if _identity(request, before) != identity:
         raise ValueError(CHANGED)
@@ -148,14 +143,11 @@ def _fill(request: Request, folder: Path, before: Manifest, identity: dict[str, 
     return manifest
 
 
-def _held_out_as_before(before: Manifest, fraction: float, parts: Iterator[tuple[UInt64s, UInt64s]]) -> HeldOut:
+def _held_out_as_before(rule: HeldOutRecord, fraction: float, parts: Iterator[tuple[UInt64s, UInt64s]]) -> HeldOut:
     """Return the held-out rule of a corpus, with the counts of the new documents."""
     documents = total = 0
     for places, sizes in parts:
         documents, total = documents + len(places), total + int(sizes.sum())
-    rule = before.held_out
-    if rule is None:  # older corpora do not state a rule, and cut nothing
-        return HeldOut(fraction, documents, total, threshold_of(fraction), math.inf)
     cut_above = math.inf if rule.cut_above is None else rule.cut_above
     return as_before(HeldOut(fraction, documents, total, int(rule.threshold, 16), cut_above))
 
@@ -246,7 +238,7 @@ def _check_mergeable(corpora: list[Path], manifests: list[Manifest]) -> None:
         if manifest.begins_with != first.begins_with:
             raise ValueError(
                 f"--merge: documents of {corpora[0]} begin with {first.begins_with}, of {corpus} with "
-                f"{manifest.begins_with}; prepare the one that is older again"
+                f"{manifest.begins_with}; prepare one again with the other's tokenizer"
             )
         if manifest.eos_token_id != first.eos_token_id:
             raise ValueError(

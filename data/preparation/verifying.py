@@ -57,8 +57,7 @@ def _tokenizer_damage(folder: Path, manifest: Manifest) -> list[str]:
         encoder = Encoder(folder, manifest.tokenizer.spec)
     except ValueError as error:
         return [f"tokenizer: {error}"]
-    begins_with = encoder.begins_with if "begins_with" in manifest.model_fields_set else []  # older ones say nothing
-    found, expected = (begins_with, encoder.eos_token_id), (manifest.begins_with, manifest.eos_token_id)
+    found, expected = (encoder.begins_with, encoder.eos_token_id), (manifest.begins_with, manifest.eos_token_id)
     return [] if found == expected else [f"tokenizer: texts begin and end with {found}, {MANIFEST} expects {expected}"]
 
 

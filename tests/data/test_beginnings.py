@@ -41,11 +41,10 @@ def test_a_corpus_whose_documents_begin_otherwise_does_not_grow(tmp_path: Path) 
     source = begins_texts(tmp_path / "source")
     for name in ("c", "d"):
         make(tmp_path, name, source)
-    older = json.loads((tmp_path / "c" / "corpus.json").read_text())
-    del older["begins_with"]
-    (tmp_path / "c" / "corpus.json").write_text(json.dumps(older))
+    manifest = json.loads((tmp_path / "c" / "corpus.json").read_text())
+    (tmp_path / "c" / "corpus.json").write_text(json.dumps({**manifest, "begins_with": []}))
     with pytest.raises(
-        ValueError, match=r"its documents begin with \[\] and end with 256, what is appended would with \[257\]"
+        ValueError, match=r"texts begin and end with \(\[257\], 256\), corpus.json expects \(\[\], 256\)"
     ):
         append(tmp_path / "c", Sources((str(tmp_path / "text.jsonl"),)))
     with pytest.raises(ValueError, match=r"d begin with \[257\], of .*c with \[\]"):

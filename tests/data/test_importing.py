@@ -11,6 +11,7 @@ from numpy.typing import DTypeLike
 from plumbline.data.corpus import open_corpus, read_manifest
 from plumbline.data.manifest import Manifest
 from plumbline.data.preparation import token_files
+from plumbline.data.preparation.growing import merge
 from plumbline.data.preparation.importing import TokenRequest, import_tokens
 from plumbline.data.preparation.verifying import verify
 from tests.data.test_prepare import leftovers, make, run
@@ -213,5 +214,8 @@ def test_what_does_not_fit_is_said_before_anything_is_read(
 def test_text_is_not_appended_by_a_rule_that_did_not_hold_out(text_folder: Path, tmp_path: Path) -> None:
     tokens, held_out = write(tmp_path / "t.bin", [5, 256]), write(tmp_path / "v.bin", [1, 256])
     brought(tmp_path / "made", [tokens], held_out, "byte")
-    refused = run("--append", text_folder, "--output", tmp_path / "made")
-    assert "its parts were split differently, so nothing can be appended to it" in refused.stderr
+    brought(tmp_path / "more", [write(tmp_path / "u.bin", [7, 256])], write(tmp_path / "w.bin", [2, 256]), "byte")
+    merge([tmp_path / "made", tmp_path / "more"], tmp_path / "both")
+    for corpus in ("made", "both"):
+        refused = run("--append", text_folder, "--output", tmp_path / corpus)
+        assert f"{corpus}: its parts were not split by one rule, so nothing can be appended to it" in refused.stderr
