@@ -51,7 +51,7 @@ model:
 parameterization: {{rule: completep, base_hidden_size: 32, base_num_hidden_layers: 1}}
 data: {{train: [{{path: {corpus}}}], sequence_length: 32, global_batch_size: 8, micro_batch_size: 2}}
 optimizer: {{lr: 4.0e-3, grad_clip: 0.5}}
-schedule: {{warmup_steps: 2}}
+schedule: {{warmup: 2 steps}}
 train: {{steps: 20, eval_interval: 10, eval_batches: 4}}
 deepspeed: {{zero_stage: 1, precision: fp32}}
 checkpoint: {{interval: 10}}

@@ -26,7 +26,7 @@ CODE = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 
 @pytest.fixture(scope="module")
 def trained(run_pretrain: Pretrain, tiny_config: Path) -> Path:
-    settings = ("data.sequence_length=64", "train.steps=6", "schedule.warmup_steps=1", "train.eval_interval=null")
+    settings = ("data.sequence_length=64", "train.steps=6", "schedule.warmup=1steps", "train.eval_interval=null")
     outcome = run_pretrain(tiny_config, "library", settings, launcher="python")
     assert outcome.code == 0, outcome.stderr
     return outcome.run.folder

@@ -26,7 +26,7 @@ model:
 parameterization: {{rule: sp}}
 data: {{train: [{{path: {folder}/corpus}}], sequence_length: 128, global_batch_size: 8, micro_batch_size: 8}}
 optimizer: {{lr: 8.0e-3}}
-schedule: {{name: constant, warmup_steps: 20}}
+schedule: {{name: constant, warmup: 20 steps}}
 train: {{steps: {steps}, eval_batches: 64}}
 deepspeed: {{zero_stage: 0, precision: fp32}}
 checkpoint: {{keep_last: 99, interval: {interval}}}
@@ -86,7 +86,7 @@ def measure(folder: Path, lengths: list[int]) -> dict[str, object]:
 
     curve = []
     for length in lengths:
-        schedule = ["schedule.name=wsd", "schedule.decay_fraction=0.2", f"train.steps={length}", *SHAPE]
+        schedule = ["schedule.name=wsd", "schedule.decay=20%", f"train.steps={length}", *SHAPE]
         direct = train(config, f"direct-{length}", *schedule)
         curve.append({"steps": length, "branch": branch(length, f"branch-{length}", *SHAPE), "direct": direct})
     return {

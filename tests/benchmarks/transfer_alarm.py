@@ -55,7 +55,7 @@ model: {{hidden_size: 32, num_hidden_layers: 2, num_attention_heads: 2, num_key_
 parameterization: {{rule: completep, base_hidden_size: 32, base_num_hidden_layers: 2}}
 data: {{train: [{{path: {folder}/text}}], sequence_length: 64, global_batch_size: 16, micro_batch_size: 16}}
 optimizer: {{lr: 8.0e-3, eps: 1.0e-5}}
-schedule: {{warmup_steps: 4}}
+schedule: {{warmup: 4 steps}}
 train: {{steps: {steps}}}
 deepspeed: {{zero_stage: 1, precision: fp32}}
 metrics: {{trackers: [], diagnostics_interval: null, peak_tflops: 0.1}}

@@ -17,11 +17,11 @@ model:
 parameterization: {rule: completep, base_hidden_size: 32, base_num_hidden_layers: 2}
 data: {train: [{path: corpus}], sequence_length: 32, global_batch_size: 4, micro_batch_size: 4}
 optimizer: {lr: 4.0e-3}
-schedule: {warmup_steps: 1}
+schedule: {warmup: 1 steps}
 train: {steps: 2, eval_batches: 2}
 deepspeed: {zero_stage: 1, precision: fp32}
 checkpoint: {interval: 1}
-metrics: {tensorboard: false, peak_tflops: 0.1, diagnostics_interval: null}
+metrics: {trackers: [], peak_tflops: 0.1, diagnostics_interval: null}
 """
 SWEEP = """\
 name: grid

@@ -9,8 +9,6 @@ Node = Mapping[str, Any]
 NUMBERS = ("integer", "number")
 OTHERS = {"null": "null", "string": "word", "array": "[1]", "object": "{a: 1}", "boolean": "true"}
 """Type -> a value of it, which is wrong for a key of other types."""
-EARLIER = {("train.activation_checkpointing", "true")}
-"""(key, value) that run folders of earlier versions have, and that is read for their sake."""
 
 
 def wrong_overrides() -> Iterator[tuple[tuple[str, ...], str]]:
@@ -23,8 +21,6 @@ def wrong_overrides() -> Iterator[tuple[tuple[str, ...], str]]:
             chosen = (f"{choice['path']}.{choice['key']}={choice['value']}",) if choice else ()
             for wrong in _wrong(leaf, whole["$defs"]):
                 if wrong == "null" and section == "model":  # there it leaves a key to the family
-                    continue
-                if (path, wrong) in EARLIER:
                     continue
                 yield (*chosen, f"{path}={wrong}"), path
             yield (*chosen, f"{path}x=1"), f"{path}x"

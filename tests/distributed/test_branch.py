@@ -41,9 +41,9 @@ if TYPE_CHECKING:
     from tests.distributed.conftest import TrainMatrix
 
 SETTINGS = ["deepspeed.precision=bf16", "model.dropout=0.1", "checkpoint.interval=10", "checkpoint.keep_last=9"]
-SETTINGS += ["schedule.warmup_steps=12"]
+SETTINGS += ["schedule.warmup=12steps"]
 PARENT = [*SETTINGS, "train.steps=40"]  # decays from step 32
-DIRECT = [*SETTINGS, "train.steps=35", "schedule.decay_fraction=null", "schedule.decay_steps=15"]
+DIRECT = [*SETTINGS, "train.steps=35", "schedule.decay=15steps"]
 SHAPE = ["schedule.cooldown=one_minus_sqrt", "schedule.final_lr_fraction=0.1"]
 TWO = World(0, 0, 2, torch.device("cpu"))
 

@@ -28,7 +28,7 @@ def examine(start: Start, tiny_config: Path, tmp_path: Path) -> Examine:
     """Run the doctor (or another script) with a fault on the last rank, in a run folder under tmp_path."""
 
     def run(fault: str, ranks: int = 2, *, script: str = "doctor", root: Path = tmp_path, limit: int = 30) -> Outcome:
-        own = ["--json", "--limit", str(limit)] if script == "doctor" else ["train.steps=1", "schedule.warmup_steps=0"]
+        own = ["--json", "--limit", str(limit)] if script == "doctor" else ["train.steps=1", "schedule.warmup=0steps"]
         arguments = [script, ranks - 1, fault, "--config", tiny_config, f"run.root={root}", *own]
         return start(PROGRAM, arguments, root / "tiny", ranks=ranks).wait()
 
@@ -186,7 +186,7 @@ SIZES = {
 @pytest.fixture(scope="module")
 def runs(train_matrix: TrainMatrix, tiny_config: Path) -> Callable[[str], Run]:
     shape = ["model.hidden_size=128", "model.intermediate_size=384"]
-    short = ["train.steps=1", "schedule.warmup_steps=0", "train.eval_interval=null"]
+    short = ["train.steps=1", "schedule.warmup=0steps", "train.eval_interval=null"]
     # Other modules name their runs likewise, and a worker has one folder for all
     found = train_matrix(
         tiny_config, {f"size_{name}": [*shape, *short, *overrides] for name, overrides in SIZES.items()}

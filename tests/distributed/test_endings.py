@@ -46,7 +46,7 @@ def attempt(config: Config, world: World) -> bool:
 def test_a_run_that_ends_broken_is_not_complete(
     tiny_config: Path, tmp_path: Path, world: World, overrides: list[str], message: str, saved: list[str]
 ) -> None:
-    config = configure(tiny_config, tmp_path, "schedule.warmup_steps=0", "checkpoint.interval=null", *overrides)
+    config = configure(tiny_config, tmp_path, "schedule.warmup=0steps", "checkpoint.interval=null", *overrides)
     with pytest.raises(TrainingError, match=message):
         attempt(config, world)
     run = Run(config.run.folder)
@@ -58,7 +58,7 @@ def test_a_run_that_ends_broken_is_not_complete(
 def test_a_run_that_ends_above_guessing_is_told_so_once(
     tiny_config: Path, tmp_path: Path, world: World, capsys: pytest.CaptureFixture[str], rate: float
 ) -> None:
-    config = configure(tiny_config, tmp_path, "schedule.warmup_steps=0", "train.log_interval=4", f"optimizer.lr={rate}")
+    config = configure(tiny_config, tmp_path, "schedule.warmup=0steps", "train.log_interval=4", f"optimizer.lr={rate}")
     assert attempt(config, world)
     assert capsys.readouterr().err.count("is above that of guessing (ln(vocab_size) = ") == (rate == 30.0)
 

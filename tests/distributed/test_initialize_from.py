@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from plumbline.launcher.runtime.system.world import World
     from tests.conftest import Start
 
-STILL = ["optimizer.lr=1.0e-12", "schedule.warmup_steps=0", "train.eval_interval=null", "checkpoint.interval=1"]
+STILL = ["optimizer.lr=1.0e-12", "schedule.warmup=0steps", "train.eval_interval=null", "checkpoint.interval=1"]
 CPU = torch.device("cpu")
 
 
@@ -140,7 +140,7 @@ def test_two_ranks_start_there_and_a_resume_does_not_need_the_folder(
     shutil.copytree(folder, source)
     settings = [f"train.initialize_from={source}", "deepspeed.zero_stage=3", *STILL]
     first = start_pretrain(
-        without_model, "continued", [*settings, "train.steps=1", "schedule.warmup_steps=0"], ranks=2
+        without_model, "continued", [*settings, "train.steps=1", "schedule.warmup=0steps"], ranks=2
     ).wait()
     assert first.code == 0, first.stderr
     assert f"weights  from {source}" in first.stdout

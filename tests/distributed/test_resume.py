@@ -175,7 +175,7 @@ def test_a_second_launch_of_a_run_that_trains_is_refused(
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_training_that_broke_down_stops(run_pretrain: Pretrain, tiny_config: Path, precision: str) -> None:
-    overrides = ["optimizer.lr=1.0e30", "schedule.warmup_steps=0", f"deepspeed.precision={precision}"]
+    overrides = ["optimizer.lr=1.0e30", "schedule.warmup=0steps", f"deepspeed.precision={precision}"]
     outcome = run_pretrain(tiny_config, f"broken_{precision}", [*overrides, "train.steps=200"])
     assert outcome.code == 3, outcome.stderr
     assert "Traceback" not in outcome.stderr

@@ -279,7 +279,7 @@ def test_without_a_checkpoint_before_it_ends(attempt: Callable[..., Any], tmp_pa
 @pytest.fixture
 def branched(attempt: Callable[..., Any]) -> tuple[Run, list[str]]:
     """Train a parent; return it, and what is typed to branch from its step 6, for four steps."""
-    phases = ["schedule.warmup_steps=2", "schedule.decay_fraction=0.25"]
+    phases = ["schedule.warmup=2steps", "schedule.decay=25%"]
     parent, _ = attempt([], "run.name=parent", *phases)
     left = f"schedule.branch.checkpoint={parent.folder / 'checkpoints' / 'step_00000006'}"
     return parent, ["run.name=branch", *phases, left, "schedule.branch.steps=4", "checkpoint.interval=1"]

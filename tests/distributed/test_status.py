@@ -154,7 +154,7 @@ def test_every_ending_is_told(
 
 
 def test_a_run_that_breaks_down_has_diverged(run_pretrain: Pretrain, tiny_config: Path) -> None:
-    overrides = [*QUICK, "train.steps=1", "schedule.warmup_steps=0", "optimizer.lr=1.0e39"]
+    overrides = [*QUICK, "train.steps=1", "schedule.warmup=0steps", "optimizer.lr=1.0e39"]
     outcome = run_pretrain(tiny_config, "diverged", overrides, launcher="python")
     status = assert_ended(outcome, "diverged", 3, "not finite")
     assert status["attempt"]["last_step"] == 1

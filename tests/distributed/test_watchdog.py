@@ -278,7 +278,7 @@ def test_a_rank_that_never_comes_is_missed(start_pretrain: Start, tiny_config: P
     message = "nothing moved for 0.2 minutes while meeting the other ranks (train.hang_minutes): rank 1 wrote nothing"
     assert message in job.texts()[1]
     gone.kill()
-    again = start_pretrain(tiny_config, name, ["train.steps=2", "schedule.warmup_steps=0"], ranks=2).wait()
+    again = start_pretrain(tiny_config, name, ["train.steps=2", "schedule.warmup=0steps"], ranks=2).wait()
     assert again.code == COMPLETE, again.stderr
     assert not old.exists()
 

@@ -217,7 +217,7 @@ def test_a_run_tells_its_packing_and_refuses_to_repeat_text_too_often(
 ) -> None:
     """375 thousand tokens; the first step of 256 comes, then of 20 million."""
     env = {"PLUMBLINE_CACHE": str(tmp_path)}
-    packed = ["data.packing=best_fit", "train.steps=1", "schedule.warmup_steps=0", "train.eval_batches=1"]
+    packed = ["data.packing=best_fit", "train.steps=1", "schedule.warmup=0steps", "train.eval_batches=1"]
     outcome = run_pretrain(tiny_config, "packed", packed, launcher="python", env=env)
     assert outcome.code == 0, outcome.stderr
     assert re.search(

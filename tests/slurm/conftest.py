@@ -73,7 +73,7 @@ model: {{hidden_size: 64, num_hidden_layers: 2, num_attention_heads: 2, head_dim
 parameterization: {{base_hidden_size: 64, base_num_hidden_layers: 2}}
 data: {{train: [{{path: {corpus}}}], sequence_length: 128, global_batch_size: 16, micro_batch_size: 8}}
 optimizer: {{lr: 4.0e-3}}
-schedule: {{warmup_steps: 10}}
+schedule: {{warmup: 10 steps}}
 train: {{steps: 100, eval_batches: 4}}
 deepspeed: {{precision: fp32}}
 """

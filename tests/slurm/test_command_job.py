@@ -45,7 +45,7 @@ def test_one_process_is_a_job(cluster: Cluster, tmp_path: Path) -> None:
 
 
 def test_a_run_is_scored_in_a_job(cluster: Cluster, run_pretrain: Pretrain, config: Path, corpus: Path) -> None:
-    outcome = run_pretrain(config, "tiny", ["train.steps=2", "schedule.warmup_steps=0"])
+    outcome = run_pretrain(config, "tiny", ["train.steps=2", "schedule.warmup=0steps"])
     assert outcome.code == 0, outcome.stderr
     words = ("eval", "--model", str(outcome.run.folder), "--data", str(corpus), "--max-batches", "1", "--json")
     facts, log = end(cluster, submit(cluster, config.parent, *words))

@@ -48,7 +48,7 @@ def test_deepspeed_starts_ranks_by_srun(cluster: Cluster, config: Path, tmp_path
     deepspeed = Path(cluster.environment["PLUMBLINE_PYTHON"]).with_name("deepspeed")
     launcher = ("--launcher", "slurm", "--no_ssh_check", "--master_addr", "127.0.0.1", "--hostfile", "hosts")
     shape = ("--launcher_args", "--nodes=2 --ntasks-per-node=1")
-    overrides = ("train.steps=2", "schedule.warmup_steps=0", "run.name=by_deepspeed")
+    overrides = ("train.steps=2", "schedule.warmup=0steps", "run.name=by_deepspeed")
     program = (REPOSITORY / "launcher" / "pretrain.py", "--config", config, *overrides)
     printed = cluster.run(deepspeed, *launcher, *shape, *program, cwd=tmp_path)
     assert "2 rank(s)" in printed

@@ -11,9 +11,9 @@ from copy import deepcopy
 from typing import Any
 
 from plumbline.launcher.runtime.config.schema import Config
-from plumbline.launcher.runtime.optim.duration import UNITS, WRITTEN, Duration
+from plumbline.launcher.runtime.optim.duration import WRITTEN, Duration
 from plumbline.launcher.runtime.optim.optimizer import OPTIMIZERS
-from plumbline.launcher.runtime.optim.schedule import COOLDOWNS, PHASES, SHAPES
+from plumbline.launcher.runtime.optim.schedule import COOLDOWNS, SHAPES
 from plumbline.model.attention import ATTENTIONS
 from plumbline.model.blocks import BLOCKS
 from plumbline.model.config import ModelConfig
@@ -68,12 +68,6 @@ def for_editors() -> Node:
     schema["properties"]["extends"] = {
         "type": "string",
         "description": "A file that this one is laid over, by its path from this one.",
-    }
-    schedule = schema["$defs"]["ScheduleConfig"]["properties"]
-    schedule |= {
-        f"{phase}_{unit}": {"type": "number", "description": f"Older spelling of `{phase}`, in {unit}."}
-        for phase in PHASES
-        for unit in UNITS
     }
     for node in [*nodes(schema)]:
         for word in (*OURS, "required"):

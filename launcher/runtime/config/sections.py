@@ -1,7 +1,7 @@
 """Declare the configuration's sections on the run itself; others are declared beside the code they configure."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, NonNegativeInt, PositiveFloat, PositiveInt, WithJsonSchema
 from pydantic import model_validator as validator
@@ -84,14 +84,6 @@ class TrainConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attri
     hang_minutes: PositiveFloat | None = Field(default=20.0, json_schema_extra={"shapes": "nothing"})
     """Minutes without progress (a step, a batch of an evaluation, the next part of a start or of a checkpoint that is
     waited for) after which the run ends with exit code 86 and the stacks of all ranks in its folder. None: never."""
-
-    @validator(mode="before")
-    @classmethod
-    def _read_earlier(cls, values: Any) -> Any:
-        """Read `activation_checkpointing: true` or `false` of older run folders and checkpoints."""
-        if not isinstance(values, dict) or not isinstance(values.get("activation_checkpointing"), bool):
-            return values
-        return {**values, "activation_checkpointing": "full" if values["activation_checkpointing"] else "none"}
 
     @validator(mode="after")
     def _check(self) -> "TrainConfig":
@@ -192,12 +184,3 @@ class MetricsConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_att
     loss at evaluations."""
     diagnostics_tokens: int = Field(default=8192, ge=2)
     """Most tokens per rank in an observation."""
-
-    @validator(mode="before")
-    @classmethod
-    def _read_earlier(cls, values: Any) -> Any:
-        """Read `tensorboard: true` or `false` of older run folders and checkpoints."""
-        if not isinstance(values, dict) or not isinstance(values.get("tensorboard"), bool):
-            return values
-        others = {key: value for key, value in values.items() if key != "tensorboard"}
-        return {"trackers": ["tensorboard"] if values["tensorboard"] else [], **others}

@@ -38,7 +38,8 @@ SYNONYMS: dict[str, str] = {
     "schedule.name": "lr_scheduler_type lr_schedule scheduler lr_decay_style type",
     "schedule.warmup": "warmup_iters num_warmup_steps warmup_ratio lr_warmup_steps lr_warmup_iters lr_warmup_fraction "
     "warmup_steps warmup_tokens warmup_fraction",
-    "schedule.decay": "cooldown_steps cooldown_fraction lr_decay_iters decay_iters decay_steps",
+    "schedule.decay": "cooldown_steps cooldown_fraction lr_decay_iters decay_iters decay_steps decay_tokens "
+    "decay_fraction",
     "schedule.final_lr_fraction": "min_lr min_lr_ratio lr_min final_lr eta_min",
     "train.steps": "max_steps max_iters num_steps train_iters iterations num_iterations total_steps n_steps "
     "training_steps",

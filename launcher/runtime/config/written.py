@@ -16,7 +16,6 @@ from plumbline.launcher.runtime.config.sections import RunConfig
 from plumbline.launcher.runtime.config.synonyms import meant_by
 from plumbline.launcher.runtime.config.yaml_files import check_numbers, plain_values, read_yaml, yaml_problems
 from plumbline.launcher.runtime.optim.duration import UNITS
-from plumbline.launcher.runtime.optim.schedule import with_one_key_each
 
 
 def read_run(path: Path, overrides: list[str]) -> RunConfig:
@@ -143,16 +142,12 @@ def _place(values: Any, part: str, override: str) -> str | int:
 
 
 def _layer(node: DictConfig | ListConfig, source: str) -> DictConfig:
-    """Return the layer to merge over those below, in which a duration replaces theirs in any unit."""
+    """Return the layer to merge over those below, in which a length replaces theirs in any unit."""
     values = OmegaConf.to_container(node, resolve=False)
     if not isinstance(values, dict):
         raise ConfigError(f"{source}: expected sections of keys")
     schedule = values.get("schedule")
     if isinstance(schedule, dict):
-        try:
-            values["schedule"] = schedule = with_one_key_each(schedule)
-        except ValueError as error:
-            raise ConfigError(f"{source}: schedule: {error}") from error
         _take_other_units_away(schedule.get("branch"), UNITS)
     _take_other_units_away(values.get("train"), ("steps", "tokens"))
     return OmegaConf.create(values)

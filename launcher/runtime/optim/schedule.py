@@ -5,16 +5,16 @@ schedulers are not used: several of them write one absolute rate into all groups
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import BaseModel, Field, PositiveInt
 from pydantic import model_validator as validator
 
 from plumbline.data.batch_plan import BatchPlan
 from plumbline.data.paths import HomePath
-from plumbline.launcher.runtime.optim.duration import UNITS, Duration, DurationKey
+from plumbline.launcher.runtime.optim.duration import Duration, DurationKey
 from plumbline.model.kinds import kind_named
 
 
@@ -58,8 +58,6 @@ SHAPES = {
     "linear": Shape("all the way", "linear"),
     "constant": Shape("never"),
 }
-
-PHASES = ("warmup", "decay")
 
 
 class BranchConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
@@ -108,11 +106,10 @@ class ScheduleConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_at
     """Shape of the rate after the warm-up. wsd: constant, then a decay; cosine, linear: half a cosine or a straight
     line to the end; constant: no decay."""
     warmup: DurationKey = Duration(0, "steps")
-    """How long the rate rises linearly to the peak: 40 steps, 1e9 tokens or 2% of all tokens, rounded to whole steps.
-    Older spelling: warmup_steps, warmup_tokens or warmup_fraction."""
+    """How long the rate rises linearly to the peak: 40 steps, 1e9 tokens or 2% of all tokens, rounded to whole
+    steps."""
     decay: DurationKey = Duration(0.2, "fraction")
-    """For `name: wsd`: how long the rate falls at the end, in the same units. Older spelling: decay_steps, decay_tokens
-    or decay_fraction."""
+    """For `name: wsd`: how long the rate falls at the end, in the same units."""
     cooldown: str = "linear"
     """Shape of the decay of wsd and of a branch (docs/schedules.md). one_minus_sqrt is better than linear in arXiv
     2405.18392."""
@@ -125,14 +122,6 @@ class ScheduleConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_at
     """Cool down from a checkpoint of another run instead of training from the start (docs/schedules.md). None: no
     branch."""
 
-    @validator(mode="before")
-    @classmethod
-    def _read_older_keys(cls, values: Any) -> Any:
-        if not isinstance(values, dict):
-            return values
-        values = with_one_key_each(values)
-        return {key: value for key, value in values.items() if key not in PHASES or value is not None}
-
     @validator(mode="after")
     def _check(self) -> "ScheduleConfig":
         kind_named(SHAPES, "name", self.name)
@@ -144,27 +133,6 @@ class ScheduleConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_at
                 "take another cooldown"
             )
         return self
-
-
-def with_one_key_each(section: Mapping[Any, Any]) -> dict[Any, Any]:
-    """Return a schedule section in which each duration has one key: `warmup_steps: 40` becomes `warmup: 40 steps`.
-
-    An older key that is null removes the value of a base file, as it did when there was one key for each unit.
-
-    Raises:
-        ValueError: a duration is given twice.
-    """
-    section = dict(section)
-    for phase in PHASES:
-        older = {f"{phase}_{unit}": unit for unit in UNITS if f"{phase}_{unit}" in section}
-        given = {key: section.pop(key, None) for key in (*older, phase) if key in section}
-        known = {key: value for key, value in given.items() if value is not None}
-        if len(known) > 1:
-            raise ValueError(f"{', '.join(f'{key} = {value}' for key, value in known.items())}: give one of them")
-        if given:
-            key, value = next(iter(known.items()), (phase, None))
-            section[phase] = f"{value} {older[key]}" if key in older else value
-    return section
 
 
 def check_phases(config: ScheduleConfig, batch_plan: BatchPlan, total_steps: int) -> None:

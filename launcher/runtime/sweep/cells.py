@@ -21,7 +21,6 @@ from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.plan import last_step, plan_run
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.config.yaml_files import escape
-from plumbline.launcher.runtime.optim.schedule import PHASES
 from plumbline.launcher.runtime.run.inputs import open_inputs
 from plumbline.launcher.runtime.sweep.config import OURS, GridConfig, SweepConfig, Values, axis_keys
 from plumbline.launcher.runtime.sweep.result import Label
@@ -177,8 +176,8 @@ def _signature(config: Config, seed: int, effect: dict[str, Any], corpora: dict[
     """
     determined = _determining(config)
     if "schedule" in determined:
-        # In the old layout with one key per unit of a duration, so that runs made then are still recognised
-        for phase in PHASES:
+        # By unit, as durations were once written, so that the rows of docs/results are still recognised
+        for phase in ("warmup", "decay"):
             determined["schedule"].pop(phase, None)
             length = getattr(config.schedule, phase)
             determined["schedule"][f"{phase}_{length.unit}"] = length.amount

@@ -42,7 +42,7 @@ def trained(run_pretrain: Pretrain, corpus: Path, shared_folder: Path) -> Path:
         folder.mkdir()
         config = folder / "tiny.yaml"
         config.write_text(CONFIG.format(root=folder, corpus=shared_folder / corpus.name), encoding="utf-8")
-        outcome = run_pretrain(config, "trained", ["schedule.decay_fraction=0.4"], launcher="python")
+        outcome = run_pretrain(config, "trained", ["schedule.decay=40%"], launcher="python")
         assert outcome.code == 0, outcome.stderr
 
     return once(shared_folder / "trained", train) / "runs" / "trained"

@@ -98,7 +98,7 @@ def test_an_editor_finds_nothing_wrong_with_what_a_run_keeps(tiny_config: Path) 
     ("section", "values", "fits"),
     [
         ("train", {"steps": "600_000"}, True),  # what YAML 1.2 makes of it
-        ("schedule", {"warmup": "2%", "decay_steps": 3}, True),
+        ("schedule", {"warmup": "2%", "decay": "3 steps"}, True),
         ("precision", {"weights": 4, "kv_cache": "mxfp8"}, True),
         ("objective", {"z_loss": 0.1}, True),
         ("model", {"attention": "pruned"}, True),

@@ -48,13 +48,6 @@ def test_auto_counts_what_is_free_on_a_gpu(
         assert f"activation checkpointing {chosen}: an estimate of" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("written", "read"), [("true", "full"), ("false", "none")])
-def test_what_was_a_switch_is_still_read(tiny_config: Path, written: str, read: str) -> None:
-    assert (
-        load_config(tiny_config, [f"train.activation_checkpointing={written}"]).train.activation_checkpointing == read
-    )
-
-
 def test_selective_and_compiled_blocks_are_refused(tiny_config: Path) -> None:
     typed = ["train.activation_checkpointing=selective"]
     with pytest.raises(ConfigError, match=r"train\.compile = true: train\.activation_checkpointing = selective keeps"):

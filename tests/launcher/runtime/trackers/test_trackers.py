@@ -177,24 +177,6 @@ def test_every_name_has_a_kind() -> None:
     assert list(TRACKERS) == list(get_args(TrackerName))
 
 
-@pytest.mark.parametrize(
-    ("written", "read"),
-    [
-        ("trackers=[]", []),
-        ("tensorboard=true", ["tensorboard"]),
-        ("tensorboard=false", []),
-        ("project=x", ["tensorboard"]),
-    ],
-)
-def test_run_folders_of_before_are_read(tiny_config: Path, tmp_path: Path, written: str, read: list[str]) -> None:
-    """They say `metrics.tensorboard`."""
-    text = tiny_config.read_text().replace("trackers: []", written.replace("=", ": "))
-    config = tmp_path / "config.yaml"
-    config.write_text(text)
-    assert load_config(config, []).metrics.trackers == read
-    assert load_config(config, ["metrics.trackers=[wandb,mlflow]"]).metrics.trackers == ["wandb", "mlflow"]
-
-
 def test_a_name_that_is_none_is_refused_with_those_that_are(tiny_config: Path) -> None:
     with pytest.raises(ConfigError, match=r"metrics\.trackers\.0 = 'neptune': .*'tensorboard', 'wandb', 'mlflow'"):
         load_config(tiny_config, ["metrics.trackers=[neptune]"])
