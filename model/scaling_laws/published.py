@@ -1,13 +1,8 @@
 """List published constants with their sources. They hold for the data and models to which they were fitted."""
 
-import itertools
 from dataclasses import dataclass, replace
 
-import numpy as np
-from numpy.typing import NDArray
-
 from plumbline.model.scaling_laws.law import Law
-from plumbline.model.scaling_laws.points import BF16, Points, points
 from plumbline.model.scaling_laws.precision import PrecisionLaw
 from plumbline.model.scaling_laws.variants import GranularityLaw, PowerLaw
 
@@ -54,8 +49,6 @@ KUMAR = PrecisionLaw(
     b=1.1277,
 )
 KUMAR_RANGE = ((30e6, 220e6), (1.5e9, 26e9))
-KUMAR_SIZES = (30e6, 60e6, 110e6, 220e6)
-KUMAR_TOKENS = (1.5e9, 3e9, 6e9, 13e9, 26e9)
 NO_ROBUSTNESS = "C_w, C_a, C_kv (rounding a model that was trained in low precision)"
 NO_BASE = "A, B, E and their exponents (only the difference to high precision can be computed)"
 
@@ -92,28 +85,6 @@ PUBLISHED: dict[str, SourcedLaw] = {
     "chen2505-w16a4": _chen(0.1004, 0.1816, 0.0331, 0.9812),
     "chen2505-w4a4-fc2in8": _chen(0.3519, 0.2637, 0.0964, 0.3407),
 }
-
-
-def kumar_grid(post_bits: tuple[float, ...] = ()) -> tuple[Points, NDArray[np.intp]]:
-    """Return runs like those of arXiv 2411.04330: points, and the run number of each.
-
-    They have 3 to 12 bits in weights, activations or KV cache alone, or in all three, and bf16. As in the paper, the
-    two middle sizes lack the longest run, and there are no 3 bits in activations or KV cache. bf16 models are also
-    quantized to each of `post_bits`.
-    """
-    widths = (4, 5, 6, 7, 8, 10, 12)
-    low: list[tuple[float, ...]] = [(3.0, BF16, BF16), *((bits,) * 3 for bits in widths)]
-    low += [tuple(bits if part == here else BF16 for part in range(3)) for here in range(3) for bits in widths]
-    rows, runs, run = [], [], 0
-    for size, tokens in itertools.product(KUMAR_SIZES, KUMAR_TOKENS):
-        if tokens == KUMAR_TOKENS[-1] and size in KUMAR_SIZES[1:3]:
-            continue
-        for bits in [(BF16, BF16, BF16), *low]:
-            for after in (np.inf, *(post_bits if bits == (BF16, BF16, BF16) else ())):
-                rows.append((size, tokens, *bits, after))
-                runs.append(run)
-            run += 1
-    return points(*np.array(rows).T), np.array(runs)
 
 
 def published(name: str) -> SourcedLaw:

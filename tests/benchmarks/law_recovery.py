@@ -8,18 +8,22 @@ f_kv(P) stands for (gamma_kv, n_kv), which trade against each other.
 """
 
 import argparse
+import itertools
 import json
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from plumbline.model.scaling_laws.fit import fit
 from plumbline.model.scaling_laws.measured import Measured
-from plumbline.model.scaling_laws.points import points
+from plumbline.model.scaling_laws.points import BF16, Points, points
 from plumbline.model.scaling_laws.precision import PrecisionLaw
-from plumbline.model.scaling_laws.published import KUMAR, kumar_grid
+from plumbline.model.scaling_laws.published import KUMAR
 
 POST_BITS = (3.0, 4.0, 5.0, 6.0)
+SIZES = (30e6, 60e6, 110e6, 220e6)
+TOKENS = (1.5e9, 3e9, 6e9, 13e9, 26e9)
 DAMAGE = points(30e6, 26e9, post_bits=[3.0, 4.0, 5.0])
 
 
@@ -39,6 +43,28 @@ def main() -> None:
         law = fit(PrecisionLaw, Measured(at, KUMAR.loss(at) * np.exp(noise), runs)).law
         found.append(answers(law))
     print(json.dumps({"points": len(at), **{name: summary(name, truth, found) for name in truth}}, indent=2))
+
+
+def kumar_grid(post_bits: tuple[float, ...] = ()) -> tuple[Points, NDArray[np.intp]]:
+    """Return runs like those of arXiv 2411.04330: points, and the run number of each.
+
+    They have 3 to 12 bits in weights, activations or KV cache alone, or in all three, and bf16. As in the paper, the
+    two middle sizes lack the longest run, and there are no 3 bits in activations or KV cache. bf16 models are also
+    quantized to each of `post_bits`.
+    """
+    widths = (4, 5, 6, 7, 8, 10, 12)
+    low: list[tuple[float, ...]] = [(3.0, BF16, BF16), *((bits,) * 3 for bits in widths)]
+    low += [tuple(bits if part == here else BF16 for part in range(3)) for here in range(3) for bits in widths]
+    rows, runs, run = [], [], 0
+    for size, tokens in itertools.product(SIZES, TOKENS):
+        if tokens == TOKENS[-1] and size in SIZES[1:3]:
+            continue
+        for bits in [(BF16, BF16, BF16), *low]:
+            for after in (np.inf, *(post_bits if bits == (BF16, BF16, BF16) else ())):
+                rows.append((size, tokens, *bits, after))
+                runs.append(run)
+            run += 1
+    return points(*np.array(rows).T), np.array(runs)
 
 
 def answers(law: object) -> dict[str, float]:

@@ -12,8 +12,9 @@ from plumbline.model.scaling_laws.law import Law
 from plumbline.model.scaling_laws.measured import Measured
 from plumbline.model.scaling_laws.points import Floats, Points, points
 from plumbline.model.scaling_laws.precision import PrecisionLaw
-from plumbline.model.scaling_laws.published import KUMAR, kumar_grid
+from plumbline.model.scaling_laws.published import KUMAR
 from plumbline.model.scaling_laws.variants import FloatLaw, GranularityLaw, PowerLaw
+from tests.benchmarks.law_recovery import kumar_grid
 
 ONE_NUMBER = replace(KUMAR, C_T=KUMAR.C_T * float(np.exp(KUMAR.b)), b=0.0)  # all that data can say of C_T and b
 CHINCHILLA = Law(A=482.01, alpha=0.3478, B=2085.43, beta=0.3658, E=1.8172)

@@ -17,8 +17,9 @@ from plumbline.model.scaling_laws.forms import FORMS, form_named, name_of
 from plumbline.model.scaling_laws.law import Law
 from plumbline.model.scaling_laws.points import points
 from plumbline.model.scaling_laws.precision import PrecisionLaw
-from plumbline.model.scaling_laws.published import KUMAR, PUBLISHED, kumar_grid, published
+from plumbline.model.scaling_laws.published import KUMAR, PUBLISHED, published
 from plumbline.model.scaling_laws.variants import FloatLaw, GranularityLaw, PowerLaw
+from tests.benchmarks.law_recovery import kumar_grid
 
 EXACT = np.inf  # bits
 SIZES = np.array([30e6, 30e6, 220e6, 220e6])
