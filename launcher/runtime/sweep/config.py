@@ -63,8 +63,7 @@ class SweepConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attri
     name: str = Field(min_length=1, pattern=r"^[\w.+-]*[\w+-][\w.+-]*$")
     """Name of the sweep and of its folder."""
     root: str = USUAL
-    """Folder that holds sweep folders. Default: `sweeps` in the run.root of the base, which is runs by default, except
-    that a sweep that already has runs in runs/sweeps stays there."""
+    """Folder that holds sweep folders. Default: `sweeps` in the run.root of the base, which is runs by default."""
     kind: str = "grid"
     """How to evaluate the results. grid: a table of all cells; comparison: which variant is best if each is tuned?
     lr_transfer: does the best learning rate stay the same? coordinate_check: do activations and their changes keep

@@ -1,6 +1,5 @@
 """Find the folder of a sweep from the unchecked values of its file, without importing torch."""
 
-import os
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -9,11 +8,11 @@ from typing import Any
 from plumbline.launcher.runtime.config.written import read_run
 
 USUAL = "runs/sweeps"
-"""Default folder, and the only one in earlier versions."""
+"""Default folder where the base does not say another."""
 
 
 def root_of(sweep: Mapping[str, Any], file: Path) -> str:
-    """Return the folder of sweep folders: `root`, else USUAL if the sweep is there, else `sweeps` in the base's root.
+    """Return the folder of sweep folders: `root`, else `sweeps` in the base's run.root.
 
     Args:
         sweep: keys and values.
@@ -21,7 +20,6 @@ def root_of(sweep: Mapping[str, Any], file: Path) -> str:
     """
     if "root" in sweep:
         return str(sweep["root"])
-    if not os.path.isdir(f"{USUAL}/{sweep.get('name')}/runs"):  # noqa: PTH112 - a name may be anything yet
-        with suppress(ValueError, OSError):  # the code that reads the base reports what is wrong with it
-            return str(Path(read_run(file.parent / str(sweep.get("base")), []).root) / "sweeps")
+    with suppress(ValueError, OSError):  # the code that reads the base reports what is wrong with it
+        return str(Path(read_run(file.parent / str(sweep.get("base")), []).root) / "sweeps")
     return USUAL
