@@ -125,16 +125,8 @@ def _read_run(cell: Cell) -> RunOutcome:
     limits = (loss, diverged_above(config.model.vocab_size)), (train_loss, math.inf)
     if not all(value < limit for value, limit in limits if value is not None):  # NaN is below none
         return replace(outcome, status="diverged", diverged=True)
-    return replace(
-        outcome,
-        loss=loss,
-        train_loss=train_loss,
-        evaluations=_evaluations(records),
-        exact_match=_mean_of_corpora("exact_match", result),
-        thinking_exact_match=_mean_of_corpora("thinking_exact_match", result),
-        answer_match=_mean_of_corpora("answer_match", result),
-        thinking_answer_match=_mean_of_corpora("thinking_answer_match", result),
-    )
+    matches: dict[str, Any] = {score: _mean_of_corpora(score, result) for score in MATCHES}
+    return replace(outcome, loss=loss, train_loss=train_loss, evaluations=_evaluations(records), **matches)
 
 
 def _evaluations(records: Sequence[dict[str, Any]]) -> dict[str, dict[int, float]]:
