@@ -13,7 +13,7 @@ from tests.conftest import PATIENCE
 
 TRAINED = ("runs/", "models/", "law/", "rows/", "sweeps/", "qwen3", "llama", "gpt2", "hf:")
 """What cases name that need more than files, or wait for a network."""
-PART = 18
+PART = 24
 """One in so many of those that are left is tried here."""
 
 

@@ -31,7 +31,7 @@ EXAMPLES: dict[tuple[int | str, ...], str] = {
 }
 """Place -> an example of its value."""
 
-REASONS: dict[tuple[str, object], str] = {
+REASONS: dict[tuple[str, str], str] = {
     ("deepspeed.precision", name): "losses are not scaled, as fp16 would need it" for name in ("fp16", "float16")
 }
 """Key and value -> why it is not supported."""
@@ -117,7 +117,7 @@ def _expected(problem: ErrorDetails, path: str) -> str:
     if kind == "string_pattern_mismatch" and problem["loc"][-1:] == ("name",):
         return "a name has letters, digits and . _ + - only, and not dots alone"
     if kind == "literal_error":
-        reason = REASONS.get((path, problem["input"]))
+        reason = REASONS.get((path, str(problem["input"])))
         return f"it may be {context['expected']}{'' if reason is None else f'; {reason}'}"
     return EXPECTED[kind].format_map(context) if kind in EXPECTED else problem["msg"]
 

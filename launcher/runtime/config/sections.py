@@ -1,10 +1,11 @@
 """Declare the configuration's sections on the run itself; others are declared beside the code they configure."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
-from pydantic import BaseModel, Field, NonNegativeInt, PositiveFloat, PositiveInt, WithJsonSchema
+from pydantic import BaseModel, Field, NonNegativeInt, PositiveFloat, PositiveInt, WithJsonSchema, field_validator
 from pydantic import model_validator as validator
+from pydantic_core import PydanticCustomError
 
 from plumbline.data.paths import HomePath
 from plumbline.launcher.runtime.optim.duration import Duration
@@ -47,6 +48,9 @@ class ProfileConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_att
     """Number of traced steps."""
 
 
+Recomputation = Literal["none", "selective", "full", "auto"]
+
+
 class TrainConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
     """Define how long to train, and how often to log and evaluate."""
 
@@ -69,7 +73,7 @@ class TrainConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attri
     ema_half_life_tokens: PositiveInt | None = None
     """Half-life in tokens of an exponential moving average of the weights, kept in addition (docs/averages.md). None:
     no average."""
-    activation_checkpointing: Literal["none", "selective", "full", "auto"] | PositiveInt = "none"
+    activation_checkpointing: Recomputation | PositiveInt = "none"
     """What the backward pass recomputes instead of keeping it. none: nothing; selective: everything in a block except
     matrix products and attention; full: every block, about a third more computation; n: every n-th block; auto: the
     least that an estimate says fits the memory of a GPU (docs/performance.md)."""
@@ -84,6 +88,15 @@ class TrainConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attri
     hang_minutes: PositiveFloat | None = Field(default=20.0, json_schema_extra={"shapes": "nothing"})
     """Minutes without progress (a step, a batch of an evaluation, the next part of a start or of a checkpoint that is
     waited for) after which the run ends with exit code 86 and the stacks of all ranks in its folder. None: never."""
+
+    @field_validator("activation_checkpointing", mode="before")
+    @classmethod
+    def _one_problem(cls, written: object) -> object:
+        """Refuse what is neither, for which pydantic would name the two types in a line each."""
+        if written in get_args(Recomputation) or (type(written) is int and written > 0):
+            return written
+        expected = f"{', '.join(get_args(Recomputation))}, or n for every n-th block"
+        raise PydanticCustomError("literal_error", "it may be {expected}", {"expected": expected})
 
     @validator(mode="after")
     def _check(self) -> "TrainConfig":

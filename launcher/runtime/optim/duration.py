@@ -49,7 +49,8 @@ class Duration:
             return written
         match = WRITTEN.fullmatch(written) if isinstance(written, str) else None
         if match is None:
-            raise ValueError(f"{written!r} is no duration: write it like 40 steps, 1e9 tokens or 2%")
+            said = "null" if written is None else repr(written)
+            raise ValueError(f"{said} is no duration: write it like 40 steps, 1e9 tokens or 2%")
         number, unit = Decimal(match[1].replace("_", "")), match[2]
         if unit in ("%", "fraction"):
             return cls(float(number / 100 if unit == "%" else number), "fraction")

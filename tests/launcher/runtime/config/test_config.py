@@ -168,6 +168,11 @@ def test_what_is_not_yaml_sections_is_refused(tmp_path: Path, text: str) -> None
         ("run.name=a/b", "run.name = 'a/b': "),
         ("deepspeed.zero_stage=4", "deepspeed.zero_stage = 4: "),
         ("deepspeed.precision=fp16", "deepspeed.precision = 'fp16': it may be 'bf16' or 'fp32'"),
+        ("deepspeed.precision=[1]", "deepspeed.precision = [1]: it may be 'bf16' or 'fp32'"),
+        (
+            "train.activation_checkpointing=true",
+            "train.activation_checkpointing = true: it may be none, selective, full, auto, or n for every n-th block",
+        ),
         ("schedule.name=step", "schedule.name = step: there is none of that name; it is one of wsd, cosine"),
         ("optimizer.betas=[0.9, 1.0]", "optimizer.betas = [0.9, 1.0]: both lie in [0, 1)"),
         ("model.num_attention_heads=3", "model.hidden_size = 64 does not divide by num_attention_heads = 3"),
