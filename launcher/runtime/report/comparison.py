@@ -124,6 +124,11 @@ def cautions(runs: Sequence[Compared]) -> list[str]:
             f"{', '.join(map(str, sorted(windows)))}), in which tokens have more or less before them: their held-out "
             "losses do not compare."
         )
+    if len({own.get("model.document_mask") for own in leaves} - {None}) > 1:
+        found.append(
+            "In some of the runs tokens attend to documents before their own, in others not (model.document_mask): "
+            "their held-out losses do not compare."
+        )
     counts = [(own.get("train.eval_batches"), own.get("data.micro_batch_size")) for own in leaves]
     if len({batches and (batches, size) for batches, size in counts}) > 1:  # no number of batches means all
         found.append(

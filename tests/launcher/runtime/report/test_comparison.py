@@ -70,6 +70,9 @@ def test_numbers_that_do_not_compare_are_named(run: Run, other: Run, tmp_path: P
     file.write_text(text.replace("sequence_length: 32", "sequence_length: 64"))
     (windows,) = told()
     assert "windows of different length (data.sequence_length = 32, 64)" in windows
+    file.write_text(text.replace("document_mask: false", "document_mask: true"))
+    (masks,) = told()
+    assert "others not (model.document_mask): their held-out losses do not compare" in masks
     file.write_text(text.replace("micro_batch_size: 2", "micro_batch_size: 4"))
     (amounts,) = told()
     assert "different amounts of held-out text" in amounts
