@@ -74,6 +74,17 @@ def test_our_model_and_its_stock_export_agree_when_quantized(
         torch.testing.assert_close(theirs, found, rtol=1e-4, atol=1e-4)
 
 
+@torch.no_grad()
+def assert_saved_as_measured(ours: CausalLM, name: str, text: list[Tensor], folder: Path) -> None:
+    recipe = named_recipe(name)
+    save.save_quantized(loaded(copy.deepcopy(ours), folder), recipe, text, folder / "saved")
+    quantize_model(ours, recipe, text)
+    tokens = check_tokens(ours.config)
+    expected = ours(tokens)
+    found = load_model(folder / "saved", torch.device("cpu")).module(tokens).logits
+    assert float((found - expected).abs().max() / expected.abs().max()) < (1e-4 if recipe.activations is None else 1e-2)
+
+
 @pytest.mark.parametrize(
     ("name", "shape"),
     [
@@ -89,7 +100,6 @@ def test_our_model_and_its_stock_export_agree_when_quantized(
     ],
     ids=["vector", "sandwich", "parallel", "gated", "rotated", "one scale"],
 )
-@torch.no_grad()
 def test_a_saved_folder_is_what_the_recipe_makes_of_the_run_whatever_its_factors(
     make_model: MakeModel, calibration_text: list[Tensor], tmp_path: Path, name: str, shape: dict[str, Any]
 ) -> None:
@@ -97,17 +107,10 @@ def test_a_saved_folder_is_what_the_recipe_makes_of_the_run_whatever_its_factors
     pytest.importorskip("compressed_tensors")
     ours = make_model(num_hidden_layers=3, intermediate_size=64, **shape)
     assert ours.multipliers.residual not in (1.0, 0.5, 0.25)
-    recipe = named_recipe(name)
-    save.save_quantized(loaded(copy.deepcopy(ours), tmp_path), recipe, calibration_text, tmp_path / "saved")
-    quantize_model(ours, recipe, calibration_text)
-    tokens = check_tokens(ours.config)
-    expected = ours(tokens)
-    found = load_model(tmp_path / "saved", torch.device("cpu")).module(tokens).logits
-    assert float((found - expected).abs().max() / expected.abs().max()) < (1e-4 if recipe.activations is None else 1e-2)
+    assert_saved_as_measured(ours, name, calibration_text, tmp_path)
 
 
 @pytest.mark.parametrize("name", ["gptq-w4", "fp8-e4m3-row"])
-@torch.no_grad()
 def test_a_run_that_rounded_weights_in_training_is_saved_as_it_is_measured(
     make_model: MakeModel, calibration_text: list[Tensor], tmp_path: Path, name: str
 ) -> None:
@@ -116,13 +119,7 @@ def test_a_run_that_rounded_weights_in_training_is_saved_as_it_is_measured(
     ours = make_model(num_hidden_layers=1)
     grid = Quantizer(format="int3", granularity="channel")
     replace_linears(ours.model.layers, lambda _, layer: QuantizedLinear(layer, grid, None))
-    recipe = named_recipe(name)
-    save.save_quantized(loaded(copy.deepcopy(ours), tmp_path), recipe, calibration_text, tmp_path / "saved")
-    quantize_model(ours, recipe, calibration_text)
-    tokens = check_tokens(ours.config)
-    expected = ours(tokens)
-    found = load_model(tmp_path / "saved", torch.device("cpu")).module(tokens).logits
-    assert float((found - expected).abs().max() / expected.abs().max()) < (1e-4 if recipe.activations is None else 1e-2)
+    assert_saved_as_measured(ours, name, calibration_text, tmp_path)
 
 
 @pytest.mark.parametrize("gains", [slice(None), slice(3)], ids=["all", "some rows"])
