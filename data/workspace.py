@@ -47,8 +47,13 @@ def is_free(output: Path) -> bool:
     return not os.path.lexists(output) or (output.is_dir() and not output.is_symlink() and not any(output.iterdir()))
 
 
-def check_folder(output: Path, folder: Path | None = None) -> None:
+def check_folder(output: Path, folder: Path | None = None, option: str = "--output") -> None:
     """Refuse an output path whose folder (by default itself) is, or would be in, something else than a folder.
+
+    Args:
+        output: the path, as the option gave it.
+        folder: the folder that has to be one, or free.
+        option: the option that gave the path.
 
     Raises:
         ValueError: names the path, what is there, and what to do.
@@ -56,7 +61,7 @@ def check_folder(output: Path, folder: Path | None = None) -> None:
     folder = (folder or output).absolute()
     place = next(place for place in (folder, *folder.parents) if os.path.lexists(place))
     if not place.is_dir():
-        raise ValueError(f"--output {output}: {place} is not a folder; choose another name")
+        raise ValueError(f"{option} {output}: {place} is not a folder; choose another name")
 
 
 def check_replaceable(output: Path, kind: FolderKind) -> None:

@@ -44,8 +44,8 @@ class Request:
         """
         if not 0 < self.validation_fraction <= 1:
             raise ValueError(
-                f"--validation-fraction {self.validation_fraction}: expected a number between 0 and 1; 1 holds out "
-                "everything"
+                f"--validation-fraction {self.validation_fraction}: expected a number above 0 and at most 1; 1 "
+                "holds out everything"
             )
         if not 0 <= self.seed < 2**64:  # hashes take a 64-bit key
             raise ValueError(f"--seed {self.seed}: expected a whole number from 0 to 2^64 - 1")

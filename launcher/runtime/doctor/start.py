@@ -1,6 +1,7 @@
 """Make the cheap checks at each start of a run, once its ranks have met."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from plumbline.launcher.runtime.checkpoint.publishing import bytes_of_leftovers
@@ -48,7 +49,9 @@ def local_need_of(config: Config, plan: RunPlan, world: World) -> LocalNeed | No
     if local is None:
         return None
     ranks = world.size if config.deepspeed.zero_stage else 1  # over which the state is divided
-    has_one = any(Path(local.path).glob(f"{name}-*/rank_{world.rank:05d}"))  # a new one is written before it goes
+    has_one = False
+    with suppress(OSError):  # of a broken disk, which the check names
+        has_one = any(Path(local.path).glob(f"{name}-*/rank_{world.rank:05d}"))  # a new one is written before it goes
     return LocalNeed(Path(local.path), checkpoint_bytes(config, plan.rows) / ranks, 1 if has_one else 2)
 
 

@@ -200,7 +200,7 @@ def _headroom(target: str, ours: CausalLM) -> Headroom | None:
     if found is not None and not found.largest <= found.limit:
         raise ExportError(
             f"--target {target}: the stream's sum of squares reaches {found.largest:.1e}, and "
-            f"{found.constant_channels} constant channel(s) hide at most {found.limit:.1e}: try --target native; "
-            "nothing was exported"
+            f"{found.constant_channels} constant channel(s) hide at most {found.limit:.1e}; nothing was "
+            "exported: export.py --target native needs no such channels"
         )
     return found

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from plumbline.data.disk import naming_full_disk
 from plumbline.data.tokenizers import copy_tokenizer
-from plumbline.data.workspace import new_folder
+from plumbline.data.workspace import check_folder, new_folder
 from plumbline.launcher.runtime.export.hugging_face import (
     EXPORT,
     check_exportable,
@@ -390,3 +390,4 @@ def _check_reloaded(plain: float, rounded: float, recipe: Recipe, name: str, out
 def _check_free(output: Path) -> None:
     if output.exists():
         raise ValueError(f"--save {output}: exists; choose another folder")
+    check_folder(output, output.parent, "--save")

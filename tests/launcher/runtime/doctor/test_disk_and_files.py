@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 import torch
@@ -207,3 +208,18 @@ def test_what_another_rank_left_on_the_node_is_no_checkpoint_of_this_one(tiny_co
         assert need is not None
         copies.append(need.copies)
     assert copies == [2, 2, 1]
+
+
+def test_a_disk_of_a_node_that_cannot_be_listed_does_not_end_its_rank_alone(
+    tiny_config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = load_config(tiny_config, [f"checkpoint.local.path={tmp_path}", "checkpoint.local.interval=5"])
+    plan = plan_run(config)
+
+    def broken(*_: object) -> NoReturn:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(Path, "glob", broken)
+    need = local_need_of(config, plan, World(1, 0, 2, torch.device("cpu")))
+    assert need is not None
+    assert need.copies == 2
