@@ -63,6 +63,7 @@ from plumbline.data.streams import SampleSource
 from plumbline.data.workspace import check_folder, check_replaceable_file
 from plumbline.launcher.runtime.config.stock import model_folder
 from plumbline.launcher.runtime.laws.document import open_law
+from plumbline.launcher.runtime.models.averages import check_average
 from plumbline.launcher.runtime.models.facts import outline
 from plumbline.launcher.runtime.models.held_out import check_tokenizer, open_data, window_length
 from plumbline.launcher.runtime.models.open import DTYPES, LoadedModel, device_named, load_model
@@ -97,6 +98,7 @@ def main() -> int:
     if law is not None and "post_bits" not in law.USES:
         raise ValueError(f"--law {arguments.law}: says nothing of quantization after training; give another")
     device = device_named(arguments.device)
+    check_average(arguments.average)
     arguments.model = [model_folder(each) for each in arguments.model]
     source = open_data(arguments.data, arguments.model[0], trains=True)
     outlines = [outline(each) for each in arguments.model]

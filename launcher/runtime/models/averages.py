@@ -79,6 +79,16 @@ def _configuration(folder: Path) -> Config:
         return config_in(folder)
 
 
+def check_average(average: str | None) -> None:
+    """Refuse what names no average.
+
+    Raises:
+        ValueError: says what is known.
+    """
+    if average is not None and not re.fullmatch(r"ema|last:[1-9]\d*|steps:\d+(,\d+)*", average):
+        raise ValueError(f"--average {average}: unknown; known: ema, last:5, steps:800,900,1000 (numbers are examples)")
+
+
 def _window(path: Path, average: str | None, check: Check) -> list[Path]:
     """Return the checkpoints to use, newest first, in none of which `check` finds a problem.
 
@@ -86,8 +96,7 @@ def _window(path: Path, average: str | None, check: Check) -> list[Path]:
         CheckpointError: the checkpoint `path` is damaged.
         ValueError: `average` cannot be read, the run does not have these checkpoints, or one of them is damaged.
     """
-    if average is not None and not re.fullmatch(r"ema|last:[1-9]\d*|steps:\d+(,\d+)*", average):
-        raise ValueError(f"--average {average}: unknown; known: ema, last:5, steps:800,900,1000 (numbers are examples)")
+    check_average(average)
     kind, _, numbers = (average or "").partition(":")
     if kind == "steps":
         return _whole(_at_steps(path, average, numbers), average, check)
@@ -104,8 +113,8 @@ def _window(path: Path, average: str | None, check: Check) -> list[Path]:
     return [anchor, *_whole(earlier[: int(numbers) - 1], average, check)]
 
 
-def checkpoint_at(path: Path, check: Check) -> Path:
-    """Return the checkpoint of a path: itself, or the newest whole one of a run folder.
+def checkpoint_at(path: Path, check: Check, warn: bool = True) -> Path:
+    """Return the checkpoint of a path: itself, or the newest whole one of a run folder; warn of those it skips.
 
     Raises:
         CheckpointError: the checkpoint `path` is damaged.
@@ -116,7 +125,7 @@ def checkpoint_at(path: Path, check: Check) -> Path:
             raise CheckpointError(f"{path} is damaged: {'; '.join(problems)}")
         return path
     root = path / "checkpoints"
-    newest = checkpoint.newest_whole(checkpoint.checkpoints(root), check)
+    newest = checkpoint.newest_whole(checkpoint.checkpoints(root), check, warn)
     if newest is None:
         raise ValueError(
             f"{root}: holds no whole checkpoint; the first is written at checkpoint.interval or at the end"

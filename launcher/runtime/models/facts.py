@@ -1,6 +1,7 @@
 """Read the limits and the shape of a model from its folder before any weights are read."""
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -91,4 +92,5 @@ def outline(path: Path) -> LoadedModel:
 
 def _checkpoint(path: Path) -> Path:
     """Return the checkpoint of a path whose configuration is whole, its weights unread."""
-    return checkpoint_at(path, lambda place: checkpoint.problems(place, only=checkpoint.CONFIG.__eq__))
+    whole = partial(checkpoint.problems, only=checkpoint.CONFIG.__eq__)
+    return checkpoint_at(path, whole, warn=False)  # whoever reads the weights warns

@@ -1,5 +1,6 @@
 """Represent a duration of training: a number of steps or tokens, or a fraction of a run."""
 
+import json
 import re
 from dataclasses import dataclass
 from decimal import Decimal
@@ -49,7 +50,7 @@ class Duration:
             return written
         match = WRITTEN.fullmatch(written) if isinstance(written, str) else None
         if match is None:
-            said = "null" if written is None else repr(written)
+            said = json.dumps(written) if written is None or isinstance(written, bool) else repr(written)  # as typed
             raise ValueError(f"{said} is no duration: write it like 40 steps, 1e9 tokens or 2%")
         number, unit = Decimal(match[1].replace("_", "")), match[2]
         if unit in ("%", "fraction"):

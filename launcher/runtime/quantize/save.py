@@ -4,6 +4,7 @@ The folder appears under its name only if transformers, after reloading it, comp
 rounded first and then exported, factors and all.
 """
 
+import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -388,6 +389,6 @@ def _check_reloaded(plain: float, rounded: float, recipe: Recipe, name: str, out
 
 
 def _check_free(output: Path) -> None:
-    if output.exists():
+    if os.path.lexists(output):
         raise ValueError(f"--save {output}: exists; choose another folder")
     check_folder(output, output.parent, "--save")

@@ -144,8 +144,8 @@ def _nats_per_bit(runs: Sequence[Compared]) -> dict[str, list[float]]:
     for series in (run.history.series for run in runs):
         for key in series:
             if (scored := BITS_PER_BYTE.fullmatch(key)) and (loss := series.get(f"{scored[1]}/loss")) is not None:
-                ratio = float(loss.values[-1] / series[key].values[-1])
-                if math.isfinite(ratio):
+                nats, bits = float(loss.values[-1]), float(series[key].values[-1])
+                if bits and math.isfinite(ratio := nats / bits):
                     found.setdefault(scored[1].removeprefix("eval/"), []).append(ratio)
     return found
 

@@ -104,15 +104,14 @@ class Overlay:
         return diverged_above(max(sizes)) if sizes else math.inf
 
     def _below(self, found: OfRuns) -> tuple[OfRuns, str]:
-        """Return losses without those that would press all others flat, and a sentence about them, or ""."""
-        kept = {
-            number: replace(own, values=np.where(own.values > self.most, np.nan, own.values))
-            for number, own in found.items()
-        }
-        hidden = any((own.values > self.most).any() for own in found.values())
-        if not hidden or not any(np.isfinite(own.values).any() for own in kept.values()):
+        """Return losses without those of diverged runs that would press all others flat, and a sentence, or ""."""
+        last = {number: own.values[-1] for number, own in self._all("loss").items()}
+        diverged = [number for number in found if not last.get(number, 0.0) <= self.most]  # NaN is below none
+        kept = {**found, **{number: _up_to(self.most, found[number]) for number in diverged}}
+        if not diverged or not any(np.isfinite(own.values).any() for own in kept.values()):
             return found, ""
-        return kept, f" Nothing is drawn above {self.most:.4g}, where a run has diverged."
+        names = ", ".join(self.runs[number].name for number in diverged)
+        return kept, f" Above {self.most:.4g} nothing is drawn of the runs that diverged: {names}."
 
     def _losses(self) -> Iterator[Figure]:
         smooth, left_out = self._below({number: _smooth(own) for number, own in self._all("loss").items()})
@@ -156,6 +155,10 @@ def apart_from(series: Series, base: Series) -> Series:
     """Return the difference of two series where both are known, interpolating `base` linearly."""
     inside = series.where((series.tokens >= base.tokens[0]) & (series.tokens <= base.tokens[-1]))
     return Series(inside.steps, inside.tokens, inside.values - np.interp(inside.tokens, base.tokens, base.values))
+
+
+def _up_to(most: float, series: Series) -> Series:
+    return replace(series, values=np.where(series.values > most, np.nan, series.values))
 
 
 def _smooth(series: Series) -> Series:

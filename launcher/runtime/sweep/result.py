@@ -36,7 +36,7 @@ class RunOutcome:
     status: str = "pending"
     """pending, or an outcome of `sweep.worker`."""
     diverged: bool = False
-    """Whether training broke down, or ended with a held-out loss above `run.scores.diverged_above`."""
+    """Whether training broke down, or ended with a training loss above `run.scores.diverged_above`."""
     loss: float | None = None
     """Held-out loss, mean over corpora."""
     train_loss: float | None = None

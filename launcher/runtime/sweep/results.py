@@ -122,7 +122,7 @@ def _read_run(cell: Cell) -> RunOutcome:
     outcome = replace(outcome, outliers=_outliers(records, result), result=result)
     loss = _mean_of_corpora("loss", result)
     train_loss = _mean([record["loss"] for record in steps[-max(1, round(len(steps) * LAST)) :]])
-    limits = (loss, diverged_above(config.model.vocab_size)), (train_loss, math.inf)
+    limits = (loss, math.inf), (train_loss, diverged_above(config.model.vocab_size))
     if not all(value < limit for value, limit in limits if value is not None):  # NaN is below none
         return replace(outcome, status="diverged", diverged=True)
     matches: dict[str, Any] = {score: _mean_of_corpora(score, result) for score in MATCHES}

@@ -34,6 +34,7 @@ def test_what_may_be_written(written: str, amount: float, unit: str) -> None:
     [
         (40, "40 is no duration: write it like 40 steps, 1e9 tokens or 2%"),
         (None, "null is no duration"),
+        (True, "true is no duration"),
         ("40", "'40' is no duration"),
         ("-1 steps", "'-1 steps' is no duration"),
         ("nan%", "'nan%' is no duration"),

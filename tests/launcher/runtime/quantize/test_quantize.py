@@ -229,6 +229,7 @@ def test_recipes_in_full_come_from_a_file(quantize: Quantize, trained: Path, tmp
         ("--recipes rtn-w4 --output MINE", "report.md: exists and was not written by this command; nothing was"),
         ("--recipes rtn-w4 --output OUT --sequence-length 9999", "exceeds the model's"),
         ("--recipes rtn-w2 rtn-w4-g128 --output OUT", "recipe rtn-w4-g128: group_size = 128 does not divide the 64"),
+        ("--recipes rtn-w4 --output OUT --average foo", "--average foo: unknown; known: ema"),
         ("--recipes rtn-w4 --output OUT --law besiroglu2404", "says nothing of quantization after training"),
     ],
 )
@@ -270,6 +271,7 @@ def test_what_cannot_be_done_is_refused(
         ("--recipes rtn-w4-g128 --output OUT", "group_size = 128 does not divide the 64 inputs"),
         ("--recipes rtn-w4 --output FILE", "--output .*/file: .*/file is not a folder; choose another name"),
         ("--recipes rtn-w4 --output FILE/q", "--output .*/q: .*/file is not a folder; choose another name"),
+        ("--recipes rtn-w4 --save NOWHERE", "--save .*/nowhere: exists; choose another"),
         ("--recipes rtn-w4 --save FILE/q", "--save .*/q: .*/file is not a folder; choose another name"),
     ],
 )
@@ -277,8 +279,10 @@ def test_what_cannot_be_done_is_refused_before_weights_are_read(
     quantize: Quantize, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: str, message: str
 ) -> None:
     (tmp_path / "file").touch()
+    (tmp_path / "nowhere").symlink_to(tmp_path / "gone")
     monkeypatch.setattr("plumbline.launcher.quantize.load_model", lambda *_: pytest.fail("a model was read"))
-    words = arguments.replace("OUT", str(tmp_path / "out")).replace("FILE", str(tmp_path / "file")).split()
+    places = {word: str(tmp_path / word.lower()) for word in ("OUT", "FILE", "NOWHERE")}
+    words = re.sub("|".join(places), lambda found: places[found[0]], arguments).split()
     with pytest.raises(ValueError, match=message):
         quantize("--model", trained, *words)
 

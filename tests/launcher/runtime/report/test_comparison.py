@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -124,12 +125,12 @@ def test_a_run_that_diverged_does_not_press_the_others_flat(
         drawn[title] = max((float(own.values[own.values > 0].max(initial=0)) for own in series.values()), default=0.0)
         return draw(overlay, title, text, series, *rest, **options)
 
-    def diverged_after(step: int) -> Path:
-        broken = tmp_path / f"broken_{step}"
+    def diverged_after(step: int, until: float = math.inf) -> Path:
+        broken = tmp_path / ("rough" if until < math.inf else f"broken_{step}")
         shutil.copytree(run.folder, broken, ignore=shutil.ignore_patterns("checkpoints", "logs"))
         records = [json.loads(line) for line in (broken / "metrics.jsonl").read_text().splitlines()]
         for record in records:
-            record |= {key: 1e6 for key in record if key.endswith("loss") and record["step"] > step}
+            record |= {key: 1e6 for key in record if key.endswith("loss") and step < record["step"] <= until}
         (broken / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
         return broken
 
@@ -139,11 +140,14 @@ def test_a_run_that_diverged_does_not_press_the_others_flat(
     vocabulary = overlay.runs[0].known.vocab_size
     assert vocabulary is not None
     text = next(overlay.groups()).figures[0].text
-    assert f"Nothing is drawn above {overlay.most:.4g}" in text
+    assert f"Above {overlay.most:.4g} nothing is drawn of the runs that diverged: broken_0, broken_10." in text
     assert drawn["Training loss"] < overlay.most == pytest.approx(np.log(vocabulary) + 1)
     assert max(drawn["Training loss, second half"], drawn["Held-out loss: email"]) < overlay.most
-    assert "drawn above" not in next(Overlay(read_runs([early]), "tokens").groups()).figures[0].text
+    assert "nothing is drawn" not in next(Overlay(read_runs([early]), "tokens").groups()).figures[0].text
     assert drawn["Training loss"] == 1e6, "where there is nothing else to draw"
+    rough = diverged_after(0, until=10)
+    assert "nothing is drawn" not in next(Overlay(read_runs([run.folder, rough]), "tokens").groups()).figures[0].text
+    assert drawn["Training loss"] > overlay.most, "how a run began that did not diverge"
 
 
 def test_what_a_run_lacks_is_named(run: Run, tmp_path: Path, command: Command) -> None:

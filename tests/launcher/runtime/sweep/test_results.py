@@ -101,9 +101,10 @@ def test_a_run_that_ends_a_nat_above_guessing_has_diverged(
     plan = make_plan(small_sweep(tiny_config, tmp_path), [])
     config = plan.cells[0].config
     config.run.folder.mkdir(parents=True)
-    loss = math.log(config.model.vocab_size) + above
-    for name in ("metrics.jsonl", "result.json"):
-        (config.run.folder / name).write_text(json.dumps({"step": 20, "tokens": 9, "eval/a/loss": loss}) + "\n")
+    line = {"step": 20, "tokens": 9, "loss": math.log(config.model.vocab_size) + above, "tokens_per_second": 1.0}
+    (config.run.folder / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    # The plain prediction of a model that is trained to predict with thoughts may get worse than guessing
+    (config.run.folder / "result.json").write_text(json.dumps({"step": 20, "tokens": 9, "eval/a/loss": 99.0}))
     outcome = read_results(plan.cells)[0].outcome
     assert (outcome.status, outcome.diverged, outcome.loss is None) == (status, *2 * [status == "diverged"])
 

@@ -41,6 +41,7 @@ def test_an_override_written_as_an_option_is_told_how_it_is_written(
     [
         (["--config", "x.yaml", "--resume"], "a run resumes by itself: the same command goes on"),
         (["x.yaml", "train.steps=3"], "did you mean --config x.yaml?"),
+        (["--config", "x.yaml", "--dryrun"], "--dryrun; did you mean --dry-run?"),
         (["--config", "x.yaml", "--lr", "3"], "--lr; values of the configuration are written section.key=VALUE"),
     ],
 )
@@ -50,6 +51,7 @@ def test_habits_of_other_trainers_are_answered(
     monkeypatch.setattr("sys.argv", ["pretrain.py", *given])
     parser = cli.Parser()
     parser.add_argument("--config", required=True)
+    parser.add_argument("--dry-run", action="store_true")
     parser.add_argument("overrides", nargs="*")
     with pytest.raises(SystemExit):
         parser.parse_intermixed_args()
