@@ -26,6 +26,7 @@ from plumbline.launcher.runtime.checkpoint.weights import TensorFile
 from plumbline.launcher.runtime.config.load import as_yaml, load_config, save_config
 from plumbline.launcher.runtime.engine.memory import model_states
 from plumbline.launcher.runtime.export.hugging_face import export
+from plumbline.launcher.runtime.models.facts import outline
 from plumbline.launcher.runtime.models.open import LoadedModel, load_model
 from plumbline.launcher.runtime.system import collectives
 from plumbline.launcher.runtime.system.world import World
@@ -149,6 +150,13 @@ def test_a_damaged_newest_checkpoint_is_passed_over(run: Path, capsys: pytest.Ca
     assert_holds(opened(run, "last:2"), mean(run, 2, 3))
     assert "step_00000004 cannot be used" in capsys.readouterr().err
     assert opened(run, "ema").step == 3
+
+
+def test_a_damaged_configuration_is_warned_of_once(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (step(run, 4) / checkpoint.CONFIG).write_text("")
+    assert outline(run).source == step(run, 3), "what is checked before weights are read"
+    assert opened(run, None).source == step(run, 3)
+    assert capsys.readouterr().err.count("passed over") == 1
 
 
 def test_a_run_without_moving_average_is_told_the_key(tiny_config: Path, tmp_path: Path) -> None:
