@@ -11,7 +11,7 @@ from torch import Tensor
 from plumbline.data.streams import WindowStream
 from plumbline.launcher.runtime.models.open import LoadedModel
 
-RESAMPLES = 2000
+RESAMPLES, AT_ONCE = 2000, 100
 ENDS = 0.025, 0.975  # quantiles of a 95 % interval
 
 
@@ -113,7 +113,9 @@ def _interval(differences: Tensor, tokens: Tensor) -> tuple[float, float]:
     if len(tokens) < 2:
         return math.nan, math.nan
     generator = torch.Generator().manual_seed(0)
-    drawn = torch.randint(len(tokens), (RESAMPLES, len(tokens)), generator=generator)
-    means = differences[drawn].sum(1) / tokens[drawn].sum(1).clamp_min(1)
-    low, high = means.quantile(torch.tensor(ENDS, dtype=torch.float64)).tolist()
+    means = []
+    for _ in range(RESAMPLES // AT_ONCE):  # all at once would take gigabytes for 100,000 sequences
+        drawn = torch.randint(len(tokens), (AT_ONCE, len(tokens)), generator=generator)
+        means.append(differences[drawn].sum(1) / tokens[drawn].sum(1).clamp_min(1))
+    low, high = torch.cat(means).quantile(torch.tensor(ENDS, dtype=torch.float64)).tolist()
     return low, high
