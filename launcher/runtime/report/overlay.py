@@ -81,6 +81,7 @@ class Overlay:
         drawn = [
             Line(run.name, run.place(own.tokens, self.by), own.values, run.colour, marked=marked)
             for run, own in ((self.runs[number], own) for number, own in series.items())
+            if np.isfinite(own.values).any()
         ]
         if drawn:
             yield Figure(title, text, figures.lines(drawn, self.scale, log=log, cut=cut), key)
@@ -127,8 +128,7 @@ class Overlay:
             yield from self.figure(f"Held-out loss: {name}", f"Nats per token.{left_out}", found, key, marked=True)
             apart = {number: apart_from(own, found[0]) for number, own in found.items() if number} if 0 in found else {}
             text = f"Minus that of {first} after as many tokens, nats; below 0 it is better."
-            some = {number: own for number, own in apart.items() if np.isfinite(own.values).any()}
-            yield from self.figure(f"Held-out loss over {first}: {name}", text, some, marked=True, cut=False)
+            yield from self.figure(f"Held-out loss over {first}: {name}", text, apart, marked=True, cut=False)
 
     def _panels(self, panels: Sequence[Panel]) -> Iterator[Figure]:
         for panel in panels:

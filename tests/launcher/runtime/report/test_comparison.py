@@ -145,6 +145,11 @@ def test_a_run_that_diverged_does_not_press_the_others_flat(
     assert max(drawn["Training loss, second half"], drawn["Held-out loss: email"]) < overlay.most
     assert "nothing is drawn" not in next(Overlay(read_runs([early]), "tokens").groups()).figures[0].text
     assert drawn["Training loss"] == 1e6, "where there is nothing else to draw"
+    titles = [
+        figure.title for figure in next(Overlay(read_runs([early, diverged_after(5)]), "tokens").groups()).figures
+    ]
+    assert "Training loss" in titles
+    assert "Training loss, second half" not in titles, "there is nothing to draw"
     rough = diverged_after(0, until=10)
     assert "nothing is drawn" not in next(Overlay(read_runs([run.folder, rough]), "tokens").groups()).figures[0].text
     assert drawn["Training loss"] > overlay.most, "how a run began that did not diverge"
