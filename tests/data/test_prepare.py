@@ -231,7 +231,7 @@ def test_a_changed_source_is_another_corpus(text_folder: Path, tmp_path: Path) -
         (["--tokenizer", "train-bpe:100"], "smallest vocabulary is 257"),
         (["--seed", "-1"], "--seed -1: expected a whole number from 0 to 2^64 - 1"),
         (["--seed", str(2**64)], f"--seed {2**64}: expected a whole number"),
-        (["--validation-fraction", "1.5"], "--validation-fraction 1.5: expected a number between 0 and 1"),
+        (["--validation-fraction", "1.5"], "--validation-fraction 1.5: expected a number above 0 and at most 1"),
         (["--workers", "0"], "--workers 0: expected at least 1"),
         (["--validation-fraction", "1", "--tokenizer", "train-bpe:400"], "trains on text that is not held out"),
         (["--document-separator", ""], "--document-separator is empty"),
