@@ -16,6 +16,7 @@ import numpy as np
 import xxhash
 from pydantic import ValidationError
 
+from plumbline.data.damage import in_words
 from plumbline.data.folders import CorpusFolder, LocalFolder, ShardFacts
 from plumbline.data.indexed import FileFacts, Int64s, count_documents, token_dtype
 from plumbline.data.manifest import MANIFEST, Manifest, parse_without_blocks
@@ -301,9 +302,9 @@ def _parse_manifest(folder: CorpusFolder, parse: Callable[[bytes], Manifest]) ->
     data = folder.read(MANIFEST)
     try:
         return parse(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         folder.forget(MANIFEST)
-        where, problem = "the file", f"Invalid JSON: {error}"
+        where, problem = "the file", f"Invalid JSON: {in_words(error)}"
         if isinstance(error, ValidationError):
             first = error.errors()[0]
             where, problem = ".".join(map(str, first["loc"])) or where, first["msg"]

@@ -148,9 +148,9 @@ def test_a_manifest_that_names_files_elsewhere_is_refused(
         append(corpus, Sources((str(corpus / "corpus.json"),)))
 
 
-def test_a_half_written_manifest_is_refused(corpus: Path) -> None:
-    text = (corpus / "corpus.json").read_text()
-    (corpus / "corpus.json").write_text(text[: len(text) // 2])
+@pytest.mark.parametrize("damage", [lambda text: text[: len(text) // 2], lambda _: "[" * 100_000 + "]" * 100_000])
+def test_a_half_written_manifest_is_refused(corpus: Path, damage: Callable[[str], str]) -> None:
+    (corpus / "corpus.json").write_text(damage((corpus / "corpus.json").read_text()))
     for parse in (open_corpus, read_manifest):
         with pytest.raises(ValueError, match=r"corpus\.json: the file: Invalid JSON.*; prepare the corpus again"):
             parse(corpus)

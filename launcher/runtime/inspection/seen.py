@@ -101,7 +101,7 @@ class SeenRun:
     def _logged(self) -> Iterator[tuple[int, dict[str, Any]]]:
         """Yield the step and the object of each line of metrics.jsonl, the last line first."""
         file = self.folder / "metrics.jsonl"
-        return metrics_from_end(file) if file.is_file() else iter(())
+        return metrics_from_end(file) if file.exists() else iter(())
 
     def _loss(self, step: int) -> float | None:
         down_to = takewhile(lambda line: line[0] >= step, self._logged())

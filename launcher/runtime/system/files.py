@@ -143,8 +143,10 @@ def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     was killed.
 
     Raises:
-        DamagedFileError: any other line is not a JSON object; names the file and the line.
+        DamagedFileError: any other line is not a JSON object, or the path is a folder; names the file and the line.
     """
+    if path.is_dir():  # opening it would be an OSError, for which a job starts again
+        raise DamagedFileError(f"{path}: a folder, not a file; move it away")
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             item = parse_line(line, f"{path}, line {number}", line.endswith(b"\n")) if line.strip() else None

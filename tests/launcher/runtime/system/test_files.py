@@ -58,6 +58,11 @@ def test_a_damaged_line_is_named(tmp_path: Path, content: str, words: str) -> No
         list(read_json_lines(file))
 
 
+def test_a_folder_in_the_place_of_lines_is_no_error_of_a_disk(tmp_path: Path) -> None:
+    with pytest.raises(DamagedFileError, match="a folder, not a file; move it away"):
+        list(read_json_lines(tmp_path))
+
+
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     objects: list[dict[str, object]] = [{"loss": 0.1 + 0.2, "name": "é\u2028"}, {"step": 3}]
     write_json_lines(tmp_path / "lines.jsonl", objects)
