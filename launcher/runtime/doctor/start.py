@@ -50,7 +50,7 @@ def local_need_of(config: Config, plan: RunPlan, world: World) -> LocalNeed | No
         return None
     ranks = world.size if config.deepspeed.zero_stage else 1  # over which the state is divided
     has_one = False
-    with suppress(OSError):  # of a broken disk, which the check names
+    with suppress(OSError):  # of a broken disk: as if there were none
         has_one = any(Path(local.path).glob(f"{name}-*/rank_{world.rank:05d}"))  # a new one is written before it goes
     return LocalNeed(Path(local.path), checkpoint_bytes(config, plan.rows) / ranks, 1 if has_one else 2)
 

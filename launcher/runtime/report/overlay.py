@@ -104,10 +104,19 @@ class Overlay:
         sizes = [run.known.vocab_size for run in self.runs if run.known.vocab_size is not None]
         return diverged_above(max(sizes)) if sizes else math.inf
 
+    @cached_property
+    def _diverged(self) -> list[int]:
+        """Return the runs whose training loss rose above `most`, or ended there; one that has just begun is there."""
+        losses = {number: own.values for number, own in self._all("loss").items()}
+        return [
+            number
+            for number, own in losses.items()
+            if not own[-1] <= self.most and (self.runs[number].history.complete or (own <= self.most).any())
+        ]
+
     def _below(self, found: OfRuns) -> tuple[OfRuns, str]:
         """Return losses without those of diverged runs that would press all others flat, and a sentence, or ""."""
-        last = {number: own.values[-1] for number, own in self._all("loss").items()}
-        diverged = [number for number in found if not last.get(number, 0.0) <= self.most]  # NaN is below none
+        diverged = [number for number in self._diverged if number in found and (found[number].values > self.most).any()]
         kept = {**found, **{number: _up_to(self.most, found[number]) for number in diverged}}
         if not diverged or not any(np.isfinite(own.values).any() for own in kept.values()):
             return found, ""

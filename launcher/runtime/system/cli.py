@@ -71,10 +71,10 @@ class Parser(argparse.ArgumentParser):
             message += "; a run resumes by itself: the same command goes on from its newest checkpoint"
         elif "are required: --config" in message and (files := [each for each in sys.argv[1:] if is_yaml(each)]):
             message += f"; did you mean --config {files[0]}?"
-        elif "--partition" in self._option_string_actions and re.search(r"unrecognized arguments:.*--\w", message):
-            message += "; sbatch's other options are variables in slurm/cluster.env, --mem as SBATCH_MEM_PER_NODE"
         elif close := self._options_like(message):
             message += f"; did you mean {close[0]}?"
+        elif "--partition" in self._option_string_actions and re.search(r"unrecognized arguments:.*--\w", message):
+            message += "; sbatch's other options are variables in slurm/cluster.env, --mem as SBATCH_MEM_PER_NODE"
         elif self._takes_overrides() and "unrecognized arguments: -" in message:
             message += "; values of the configuration are written section.key=VALUE, without dashes"
         super().error(message)
@@ -82,7 +82,8 @@ class Parser(argparse.ArgumentParser):
     def _options_like(self, message: str) -> list[str]:
         """Return the option most like the first that the message says is unknown."""
         found = re.search(r"unrecognized arguments: (-[\w-]+)", message)
-        return [] if found is None else get_close_matches(found[1], self._option_string_actions, n=1, cutoff=0.8)
+        known = [name for name, action in self._option_string_actions.items() if action.help != argparse.SUPPRESS]
+        return [] if found is None else get_close_matches(found[1], known, n=1, cutoff=0.8)
 
     def _takes_overrides(self) -> bool:
         return any(action.dest == "overrides" for action in self._actions)

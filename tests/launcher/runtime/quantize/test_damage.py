@@ -121,6 +121,15 @@ def test_the_interval_is_of_differences_not_of_losses() -> None:
     assert found.delta_interval == pytest.approx((0.2 - half, 0.2 + half), abs=0.015)
 
 
+def test_the_interval_is_that_of_2000_samples_drawn_at_once() -> None:
+    tokens = torch.arange(1, 10, dtype=torch.float64)
+    harm = torch.tensor([0.1, 0.7, -0.2, 3.0, 0.0, 1.0, -4.0, 9.0, 2.0], dtype=torch.float64)
+    drawn = torch.randint(9, (2000, 9), generator=torch.Generator().manual_seed(0))
+    means = harm[drawn].sum(1) / tokens[drawn].sum(1)
+    found = damage(SequenceSums(tokens, tokens, tokens + harm, tokens, tokens), Text())  # type: ignore[arg-type]
+    assert found.delta_interval == pytest.approx(means.quantile(torch.tensor([0.025, 0.975]).double()).tolist())
+
+
 def test_one_sequence_has_no_interval() -> None:
     one = torch.ones(1, dtype=torch.float64)
     found = damage(SequenceSums(one, one, one + 0.5, one, one), Text())  # type: ignore[arg-type]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -83,6 +84,8 @@ def test_numbers_that_do_not_compare_are_named(run: Run, other: Run, tmp_path: P
     metrics.write_text(numbers.replace('"eval/email/bits_per_byte": ', '"eval/email/bits_per_byte": 1'))
     (texts,) = told()
     assert texts.startswith("Under the name email the runs score different held-out text")
+    metrics.write_text(re.sub(r'(eval/email/(bits_per_byte|loss)": )[^,}]+', r"\g<1>0.0", numbers))
+    assert told() == [], "a loss of 0 says nothing of the text"
     metrics.write_text(numbers)
     file.write_text(text.replace("micro_batch_size: 2", "micro_batch_size: 4"))
     (tmp_path / "copy" / "tokenizer" / "tokenizer.json").write_text("{}")
@@ -126,7 +129,7 @@ def test_a_run_that_diverged_does_not_press_the_others_flat(
         return draw(overlay, title, text, series, *rest, **options)
 
     def diverged_after(step: int, until: float = math.inf) -> Path:
-        broken = tmp_path / ("rough" if until < math.inf else f"broken_{step}")
+        broken = tmp_path / (f"rough_{until}" if until < math.inf else f"broken_{step}")
         shutil.copytree(run.folder, broken, ignore=shutil.ignore_patterns("checkpoints", "logs"))
         records = [json.loads(line) for line in (broken / "metrics.jsonl").read_text().splitlines()]
         for record in records:
@@ -151,6 +154,10 @@ def test_a_run_that_diverged_does_not_press_the_others_flat(
     assert "Training loss" in titles
     assert "Training loss, second half" not in titles, "there is nothing to draw"
     rough = diverged_after(0, until=10)
+    begun = diverged_after(0, until=11)
+    (begun / "result.json").unlink()
+    (begun / "metrics.jsonl").write_text("".join((begun / "metrics.jsonl").read_text().splitlines(keepends=True)[:2]))
+    assert "nothing is drawn" not in next(Overlay(read_runs([run.folder, begun]), "tokens").groups()).figures[0].text
     assert "nothing is drawn" not in next(Overlay(read_runs([run.folder, rough]), "tokens").groups()).figures[0].text
     assert drawn["Training loss"] > overlay.most, "how a run began that did not diverge"
 

@@ -94,17 +94,20 @@ def test_outcomes_are_read_from_the_run_folders(tiny_config: Path, tmp_path: Pat
         check_same_cells(plan.sweep, make_plan(file, ["train.steps=7"]).cells)
 
 
-@pytest.mark.parametrize(("above", "status"), [(0.99, "finished"), (1.01, "diverged"), (math.nan, "diverged")])
+@pytest.mark.parametrize(
+    ("above", "held_out", "status"),
+    # The plain prediction of a model that is trained to predict with thoughts may get worse than guessing
+    [(0.99, 99.0, "finished"), (0.99, math.nan, "diverged"), (1.01, 1.0, "diverged"), (math.nan, 1.0, "diverged")],
+)
 def test_a_run_that_ends_a_nat_above_guessing_has_diverged(
-    above: float, status: str, tiny_config: Path, tmp_path: Path
+    above: float, held_out: float, status: str, tiny_config: Path, tmp_path: Path
 ) -> None:
     plan = make_plan(small_sweep(tiny_config, tmp_path), [])
     config = plan.cells[0].config
     config.run.folder.mkdir(parents=True)
     line = {"step": 20, "tokens": 9, "loss": math.log(config.model.vocab_size) + above, "tokens_per_second": 1.0}
     (config.run.folder / "metrics.jsonl").write_text(json.dumps(line) + "\n")
-    # The plain prediction of a model that is trained to predict with thoughts may get worse than guessing
-    (config.run.folder / "result.json").write_text(json.dumps({"step": 20, "tokens": 9, "eval/a/loss": 99.0}))
+    (config.run.folder / "result.json").write_text(json.dumps({"step": 20, "tokens": 9, "eval/a/loss": held_out}))
     outcome = read_results(plan.cells)[0].outcome
     assert (outcome.status, outcome.diverged, outcome.loss is None) == (status, *2 * [status == "diverged"])
 

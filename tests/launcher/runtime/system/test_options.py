@@ -69,3 +69,6 @@ def test_an_option_of_sbatch_that_no_job_has_is_told_its_place(capsys: pytest.Ca
     with pytest.raises(SystemExit):
         parser.parse_args(["--mem", "64G"])
     assert "variables in slurm/cluster.env, --mem as SBATCH_MEM_PER_NODE" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--partitoin", "gpu"])
+    assert "--partitoin gpu; did you mean --partition?" in capsys.readouterr().err
