@@ -125,8 +125,11 @@ def checkpoint_at(path: Path, check: Check, warn: bool = True) -> Path:
             raise CheckpointError(f"{path} is damaged: {'; '.join(problems)}")
         return path
     root = path / "checkpoints"
-    newest = checkpoint.newest_whole(checkpoint.checkpoints(root), check, warn)
+    folders = checkpoint.checkpoints(root)
+    newest = checkpoint.newest_whole(folders, check, warn)
     if newest is None:
+        if not warn:
+            checkpoint.newest_whole(folders, check)  # which says why
         raise ValueError(
             f"{root}: holds no whole checkpoint; the first is written at checkpoint.interval or at the end"
         )

@@ -157,6 +157,11 @@ def test_a_damaged_configuration_is_warned_of_once(run: Path, capsys: pytest.Cap
     assert outline(run).source == step(run, 3), "what is checked before weights are read"
     assert opened(run, None).source == step(run, 3)
     assert capsys.readouterr().err.count("passed over") == 1
+    for number in (2, 3):
+        (step(run, number) / checkpoint.CONFIG).write_text("")
+    with pytest.raises(ValueError, match="holds no whole checkpoint"):
+        outline(run)
+    assert capsys.readouterr().err.count("passed over") == 3, "why none is whole"
 
 
 def test_a_run_without_moving_average_is_told_the_key(tiny_config: Path, tmp_path: Path) -> None:
