@@ -36,15 +36,6 @@ def test_the_next_command_can_be_typed_whatever_the_name(tmp_path: Path) -> None
     assert source == [{"path": str(tmp_path / "my data, v2's")}]
 
 
-def test_an_append_gives_no_speed_of_text_that_was_there_before(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("a text\n" * 50)
-    (tmp_path / "b.txt").write_text("another\n" * 50)
-    run("--source", tmp_path / "a.txt", "--tokenizer", "byte", "--output", tmp_path / "c")
-    grown = run("--append", tmp_path / "b.txt", "--output", tmp_path / "c")
-    assert grown.returncode == 0, grown.stderr
-    assert "per second" not in grown.stdout
-
-
 @pytest.mark.parametrize("name", ["123", "true", "2024-05-01", "x:", "plain"])
 def test_a_name_that_yaml_reads_otherwise_is_quoted(tmp_path: Path, name: str) -> None:
     (tmp_path / "a.txt").write_text("a text\n" * 50)
