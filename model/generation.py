@@ -9,6 +9,8 @@ from plumbline.model.decoder import CausalLM
 
 Reader = Callable[[Tensor], Tensor]
 """Reads the next tokens [B, T] of each row, after all that it has read before; returns the next-token logits [B, V]."""
+INVALID = -1
+OVERFLOWS = "the logits of the next token are nan or inf: the model overflows; try --dtype fp32"
 
 
 def sample_token(
@@ -19,10 +21,19 @@ def sample_token(
     Raises:
         ValueError: the logits do not form a distribution.
     """
-    if not torch.isfinite(logits.logsumexp(-1)).all():
-        raise ValueError("the logits of the next token are nan or inf: the model overflows; try --dtype fp32")
+    drawn = _draw(logits, temperature, top_k, top_p, generator)
+    if (drawn == INVALID).any():
+        raise ValueError(OVERFLOWS)
+    return drawn
+
+
+def _draw(
+    logits: Tensor, temperature: float, top_k: int | None, top_p: float | None, generator: torch.Generator | None
+) -> Tensor:
+    """Draw as `sample_token` does, but without waiting for the device: INVALID where there is no distribution."""
+    valid = logits.logsumexp(-1).isfinite()
     if temperature == 0.0:
-        return logits.argmax(-1)
+        return torch.where(valid, logits.argmax(-1), INVALID)
     logits = logits / temperature
     if top_k is not None:
         cutoff = logits.topk(min(top_k, logits.size(-1)), dim=-1).values[:, -1:]
@@ -32,7 +43,10 @@ def sample_token(
         before = ordered.softmax(-1).cumsum(-1) - ordered.softmax(-1)  # probability of all likelier tokens
         drop = torch.zeros_like(logits, dtype=torch.bool).scatter(-1, order, before >= top_p)
         logits = logits.masked_fill(drop, -torch.inf)
-    return torch.multinomial(logits.softmax(-1), 1, generator=generator).squeeze(-1)
+    # As torch.multinomial draws one token, which reads on the host whether the probabilities are valid
+    probabilities = logits.softmax(-1)
+    races = torch.empty_like(probabilities).exponential_(1, generator=generator)
+    return torch.where(valid, (probabilities / races).argmax(-1), INVALID)
 
 
 def cached_reader(model: CausalLM, rows: int, capacity: int) -> Reader:
@@ -85,25 +99,36 @@ def continue_together(
     ended = [False] * len(prompts)
     for place in range(shortest, longest + max_new_tokens):
         logits = read(tokens)
-        following, said = [0] * len(prompts), list[int | None]()
-        likeliest = _likeliest(logits) if temperature == 0 else None
-        for row, prompt in enumerate(prompts):
-            speaks = len(prompt) <= place < len(prompt) + max_new_tokens and not ended[row]
-            if place < len(prompt):
-                following[row] = prompt[place]
-            elif speaks and likeliest is not None and likeliest[row] >= 0:
-                following[row] = likeliest[row]
-            elif speaks:  # raises if there is no likeliest token
-                drawn = sample_token(logits[row : row + 1], temperature, top_k, top_p, generators[row])
-                following[row] = int(drawn.item())
-            said.append(following[row] if speaks else None)
-            ended[row] |= speaks and (following[row] == stop_at or place + 1 == len(prompt) + max_new_tokens)
+        following = [prompt[place] if place < len(prompt) else 0 for prompt in prompts]
+        said: list[int | None] = [None] * len(prompts)
+        speaking = [
+            row
+            for row, prompt in enumerate(prompts)
+            if len(prompt) <= place < len(prompt) + max_new_tokens and not ended[row]
+        ]
+        drawn = _draw_rows(speaking, logits, temperature, top_k, top_p, generators)
+        for row, token in zip(speaking, drawn, strict=True):
+            if token == INVALID:
+                raise ValueError(OVERFLOWS)
+            following[row] = said[row] = token
+            ended[row] = token == stop_at or place + 1 == len(prompts[row]) + max_new_tokens
         yield said
         if all(ended):
             return
         tokens = torch.tensor(following, dtype=torch.int64, device=device)[:, None]
 
 
-def _likeliest(logits: Tensor) -> list[int]:
-    """Return the likeliest token of each row of logits [B, V], or -1 if they are invalid, in one device transfer."""
-    return torch.where(logits.logsumexp(-1).isfinite(), logits.argmax(-1), -1).tolist()
+def _draw_rows(
+    rows: Sequence[int],
+    logits: Tensor,
+    temperature: float,
+    top_k: int | None,
+    top_p: float | None,
+    generators: Sequence[torch.Generator],
+) -> list[int]:
+    """Draw the next token of some rows of logits [B, V], each by its own generator, in one device transfer."""
+    if temperature == 0:
+        drawn: list[int] = _draw(logits, temperature, top_k, top_p, None).tolist()
+        return [drawn[row] for row in rows]
+    each = [_draw(logits[row : row + 1], temperature, top_k, top_p, generators[row]) for row in rows]
+    return torch.cat(each).tolist() if each else []

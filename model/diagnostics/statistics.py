@@ -116,7 +116,7 @@ def top_eigenvalue(gram: Tensor) -> Tensor:
     It is estimated by power iteration.
     """
     start = torch.randn(gram.size(-1), 1, generator=torch.Generator().manual_seed(0))
-    vector = start.to(gram.device).expand(gram.size(0), -1, -1)
+    vector = start.to(gram.device, non_blocking=True).expand(gram.size(0), -1, -1)
     # Divided by its trace, the sum of all eigenvalues, it never grows a vector, and four products cannot underflow it
     shrinking = gram / gram.diagonal(dim1=1, dim2=2).sum(1).clamp_min(TINY)[:, None, None]
     for number in range(POWER_STEPS):

@@ -4,8 +4,9 @@
 
 SETTINGS is a JSON object of names and overrides. The third step of each is made under two modes that see every
 operator, and rank 0 writes what they saw, by setting: `reads`, the operators that wait for a value; `small`, how many
-collectives send less than a KiB; `large`, of the others a row [operator, dtype, count, bytes] for each kind;
-`parameters` of the model; `garbage`, how many tensors a step leaves for the garbage collector.
+collectives send less than a KiB; `large`, of the others a row [operator, dtype, count, bytes] for each kind; `early`,
+the bytes of sums among these that are sent before the last matrix product of the step; `parameters` of the model;
+`garbage`, how many tensors a step leaves for the garbage collector.
 """
 
 import gc
@@ -29,6 +30,7 @@ from plumbline.launcher.runtime.system.world import World, read_world
 WAITING = {"_local_scalar_dense", "nonzero", "masked_select", "equal", "unique_consecutive", "_unique2"}
 """Operators whose result, or its shape, the host needs."""
 SMALL = 1024  # bytes
+PRODUCTS = {"mm", "addmm", "bmm"}
 COPYING = {"tolist", "numpy", "cpu"}
 """Methods that bring values to the host by no operator, where tensors are there already."""
 
@@ -42,6 +44,8 @@ class Operators(TorchDispatchMode):
         self.small = 0
         self.large: Counter[tuple[str, str]] = Counter()
         self.bytes: Counter[tuple[str, str]] = Counter()
+        self.early = 0
+        self._summed = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__
@@ -49,6 +53,8 @@ class Operators(TorchDispatchMode):
             name == "index" and any(mask is not None and mask.dtype == torch.bool for mask in args[1])
         ):
             self.reads[name] += 1
+        if name in PRODUCTS:
+            self.early = self._summed
         if func.namespace == "c10d":
             tensors = [each for each in torch.utils._pytree.tree_leaves(args) if isinstance(each, torch.Tensor)]
             largest = max(tensors, key=lambda tensor: tensor.nbytes)  # of what all ranks give or get together
@@ -58,6 +64,7 @@ class Operators(TorchDispatchMode):
                 kind = name.strip("_"), str(largest.dtype).removeprefix("torch.")
                 self.large[kind] += 1
                 self.bytes[kind] += largest.nbytes
+                self._summed += largest.nbytes if "reduce" in name else 0
         return func(*args, **(kwargs or {}))
 
 
@@ -99,6 +106,7 @@ def measure(file: Path, overrides: list[str], world: World) -> dict[str, Any]:
         "reads": dict(seen.reads),
         "small": seen.small,
         "large": [[*kind, seen.large[kind], seen.bytes[kind]] for kind in sorted(seen.large)],
+        "early": seen.early,
         "parameters": sum(getattr(p, "ds_numel", p.numel()) for p in engine.model.parameters()),
         "garbage": garbage,
     }

@@ -19,6 +19,7 @@ from plumbline.data.damage import DamagedFileError
 from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.guards import TransferConfig
 from plumbline.launcher.runtime.config.load import load_config
+from plumbline.launcher.runtime.engine import pieces
 from plumbline.launcher.runtime.engine.plain import PlainEngine
 from plumbline.launcher.runtime.train.guards import transfer
 from plumbline.launcher.runtime.train.guards.transfer import Transfer, read_base
@@ -73,6 +74,27 @@ def test_updates_have_the_size_that_is_asked_for(
     for step in (1, 2, 4):
         assert ("step_size/hidden_matrix" in found[step]) is matrices
         assert len(found[step]) >= 4
+        assert found[step] == {role: pytest.approx(1.0, rel=0.01) for role in found[step]}
+
+
+def test_no_more_is_copied_than_a_sample_of_each_tensor(
+    tiny_config: Path, world: World, inputs: Inputs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy of a whole share would not fit beside a model that fills its device."""
+    monkeypatch.setattr(pieces, "SAMPLED", 100)
+    engine = PlainEngine(load_config(tiny_config, ["deepspeed.zero_stage=0"]), world)
+    guard = Transfer(engine, TransferConfig())
+    copied: list[int] = []
+    after_update = guard.after_update
+
+    def counted() -> None:
+        copied.extend(weight.numel() for weight in guard._before.values())
+        after_update()
+
+    monkeypatch.setattr(guard, "after_update", counted)
+    found = train(engine, inputs, guard)
+    assert max(copied) <= 100 < max(parameter.numel() for parameter in engine.model.parameters())
+    for step in (1, 2, 4):
         assert found[step] == {role: pytest.approx(1.0, rel=0.01) for role in found[step]}
 
 

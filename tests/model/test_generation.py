@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from plumbline.model.decoder import CausalLM
 from plumbline.model.generation import cached_reader, continue_together, sample_token
@@ -211,6 +212,33 @@ def test_nothing_is_computed_after_all_rows_ended(make_model: MakeModel) -> None
     )
     assert list(steps) == [first]
     assert lengths == [3], "a prompt is read at once"
+
+
+class Reads(TorchFunctionMode):
+    """Count what brings values to the host."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += getattr(func, "__name__", "") in {"tolist", "item", "__bool__", "__int__", "multinomial"}
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("options", [{"temperature": 0.0}, {"top_k": 40, "top_p": 0.95}], ids=str)
+def test_the_host_waits_once_a_step_for_all_rows(make_model: MakeModel, options: dict[str, Any]) -> None:
+    model = make_model()
+    with Reads() as reads:
+        together(model, [[3, 1, 4]] * 5, 7, [1, 2, 3, 4, 5], **options)
+    assert reads.count == 7
+
+
+def test_a_token_is_drawn_as_multinomial_draws_it() -> None:
+    logits = torch.randn(50, 61, generator=torch.Generator().manual_seed(1))
+    drawn = sample_token(logits, 1.0, None, None, torch.Generator().manual_seed(2))
+    expected = torch.multinomial(logits.softmax(-1), 1, generator=torch.Generator().manual_seed(2))
+    assert torch.equal(drawn, expected[:, 0])
 
 
 @pytest.mark.parametrize("kind", ["softmax", "pruned"])

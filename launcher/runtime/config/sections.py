@@ -128,7 +128,7 @@ class DeepSpeedConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_a
     bucket_size: PositiveInt | None = Field(default=None, multiple_of=2)
     """Elements of one reduction or gather bucket, but no more than the model has; a larger value makes fewer, larger
     messages and takes more memory. None: those of the largest block, but at least 2^24. At stage 2 never fewer than the
-    largest tensor has."""
+    largest tensor has. At stage 1 in bf16 the least of a message, which has whole tensors."""
     timeout_minutes: float = Field(default=30.0, gt=0, le=10_080)
     """Minutes that a collective waits for a slow rank before the job fails."""
 

@@ -40,6 +40,11 @@ def sends_gradients(config: Config, ranks: int) -> bool:
     return ranks > 1 or settings.offload_optimizer or settings.communication_dtype == "bf16"
 
 
+def sums_shares(config: Config, stage: int) -> bool:
+    """Return whether a ZeRO stage sums gradients as engine/gradient_shares.py does, each rank receiving its share."""
+    return stage == 1 and config.deepspeed.precision == "bf16" and not config.deepspeed.offload_optimizer
+
+
 def largest_block(shapes: Mapping[str, tuple[int, ...]]) -> int:
     """Return the number of elements of the largest block of the stack, made even."""
     elements = Counter[str]()

@@ -19,14 +19,16 @@ from plumbline.launcher.runtime.config.plan import RunPlan, plan_run
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine import deepspeed_fixes, zero_shards
 from plumbline.launcher.runtime.engine.base import Engine, T
-from plumbline.launcher.runtime.engine.buckets import buckets, sends_gradients
+from plumbline.launcher.runtime.engine.buckets import buckets, sends_gradients, sums_shares
 from plumbline.launcher.runtime.engine.build import blocks_of, build_for_training, compiles, move_buffers
+from plumbline.launcher.runtime.engine.gradient_shares import GradientShares
 from plumbline.launcher.runtime.engine.memory import choose_recomputed
 from plumbline.launcher.runtime.engine.on_device import deciding_on_device, not_finite
 from plumbline.launcher.runtime.engine.pieces import Piece
 from plumbline.launcher.runtime.optim.clipping import base_equivalent_norm, clip_gradients
 from plumbline.launcher.runtime.optim.optimizer import (
     CombinedOptimizer,
+    divided,
     group_settings,
     make_optimizer,
     verify_settings,
@@ -53,7 +55,7 @@ def deepspeed_config(config: Config, rows: Sequence[ParameterRow], world: World)
     sizes = buckets(config, trained_count(rows), settings.zero_stage)
     zero: dict[str, Any] = {
         "stage": settings.zero_stage,
-        "overlap_comm": settings.zero_stage > 1,  # stage 1 reduces after the last backward pass: nothing to overlap
+        "overlap_comm": settings.zero_stage > 1,  # at stage 1 DeepSpeed sums after the last backward pass
         "contiguous_gradients": not stays,  # copied into one buffer to be sent
         "reduce_scatter": True,
         "reduce_bucket_size": sizes.reduce,
@@ -97,6 +99,15 @@ def decides_on_device(config: Config) -> bool:
     return config.optimizer.kind.skips_on_device and not config.deepspeed.offload_optimizer
 
 
+def optimizer_groups(config: Config, plan: RunPlan, world: World) -> dict[str, dict[str, Any]]:
+    """Return the optimizer's groups, divided where each is summed over ranks as soon as it is complete."""
+    groups, stage = group_settings(plan.rows, config.optimizer, plan.settings.betas), config.deepspeed.zero_stage
+    if world.size == 1 or not sums_shares(config, stage) or config.run.reproducible is not None:
+        return groups
+    counts = {row.name: row.count for row in plan.rows}
+    return divided(groups, counts, buckets(config, trained_count(plan.rows), stage).reduce)
+
+
 class DeepSpeedEngine(Engine):
     """Train a model that DeepSpeed shards over the ranks, at any ZeRO stage.
 
@@ -116,7 +127,7 @@ class DeepSpeedEngine(Engine):
     ) -> None:
         plan = plan_run(config)
         self.stage = config.deepspeed.zero_stage
-        self.settings = group_settings(plan.rows, config.optimizer, plan.settings.betas)
+        self.settings = optimizer_groups(config, plan, world)
         self.requested = deepspeed_config(config, plan.rows, world)
         self._on_device = decides_on_device(config)
         recomputed = choose_recomputed(config, totals(plan.rows).total, world)
@@ -167,10 +178,9 @@ class DeepSpeedEngine(Engine):
     def _adapt_deepspeed(self) -> None:
         """Replace how DeepSpeed sums gradients, and drop the messages of a rank that is alone."""
         settings, alone = self.config.deepspeed, self.world.size == 1
-        bf16 = settings.precision == "bf16"
-        if self.stage == 1 and bf16 and not settings.offload_optimizer:
-            deepspeed_fixes.sum_where_gradients_lie(self._engine, self.world.size)
-        if self.stage == 2 and bf16 and settings.communication_dtype == "fp32":
+        if sums_shares(self.config, self.stage):
+            GradientShares(self._engine, self.world.size)
+        if (self.stage, settings.precision, settings.communication_dtype) == (2, "bf16", "fp32"):
             deepspeed_fixes.average_in_fp32(self._engine.optimizer, self.world.size)
         # DeepSpeed would copy all gradients into messages, sum them over one rank, and copy them back
         if self.stage == 0 and alone:

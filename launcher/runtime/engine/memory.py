@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from plumbline.launcher.runtime.config.budget import GIB, state_beyond_adamw
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.activations import activation_bytes
-from plumbline.launcher.runtime.engine.buckets import buckets, sends_gradients
+from plumbline.launcher.runtime.engine.buckets import buckets, sends_gradients, sums_shares
 from plumbline.launcher.runtime.engine.build import compiles
 from plumbline.launcher.runtime.engine.tree_sum import lane_count
 from plumbline.launcher.runtime.system.collectives import from_main, gather_objects
@@ -192,7 +192,7 @@ class _Case:
 
     def messages(self) -> tuple[float, float]:
         """Return the bytes of messages during micro-batches, and of the update after activations are freed."""
-        if self.stage == 1 and self.mixed and not self.offloads:
+        if sums_shares(self.config, self.stage):
             return 0.0, self._copies() * self.parameters if self.ranks > 1 else 0.0
         if self.stage == 0 or (self.stage == 1 and self.mixed):  # one message; about as much when offloaded
             return 0.0, FP32 * min(self.parameters, FLATTENED) if self.ranks > 1 else 0.0

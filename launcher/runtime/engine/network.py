@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from plumbline.launcher.runtime.config.plan import RunPlan
 from plumbline.launcher.runtime.config.schema import Config
+from plumbline.launcher.runtime.engine.buckets import sums_shares
 from plumbline.launcher.runtime.engine.memory import LIVE
 from plumbline.model.flops import training_flops_per_token
 from plumbline.model.recomputation import Recomputed
@@ -46,9 +47,7 @@ def messages(config: Config, parameters: int, stage: int, micro_batches: int) ->
     if stage == 0:
         return Messages(gradients, 0.0, 0.0)
     if stage == 1:
-        # deepspeed_fixes.sum_where_gradients_lie: in bf16 a rank receives only its share, unless states are offloaded
-        divides = config.deepspeed.precision == "bf16" and not config.deepspeed.offload_optimizer
-        return Messages(0.0, gradients, weights) if divides else Messages(gradients, 0.0, weights)
+        return Messages(0.0, gradients, weights) if sums_shares(config, stage) else Messages(gradients, 0.0, weights)
     if stage == 2:
         return Messages(micro_batches * gradients, 0.0, weights)
     passes = 1 if parameters <= LIVE else 2 * micro_batches

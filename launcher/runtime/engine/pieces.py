@@ -7,6 +7,9 @@ from torch import Tensor, nn
 
 from plumbline.launcher.runtime.system.world import World
 
+SAMPLED = 2**20
+"""Elements of a piece from which a mean square is taken."""
+
 
 @dataclass(frozen=True)
 class Piece:
@@ -40,6 +43,15 @@ class Piece:
         bounds = list(accumulate((even + (rank < rest) for rank in range(world.size)), initial=0))
         first, last = list(pairwise(bounds))[world.rank]
         return Piece(self.name, self.shape, self.shard, first, first, last - first, self.trained)
+
+
+def sampled(flat: Tensor) -> Tensor:
+    """Return evenly spread elements of a flat tensor, not copied: all, or about 2^20 of a larger one.
+
+    Their mean square is that of all within about a thousandth, and a copy of them fits beside a model that fills its
+    device. Their distance is odd, so that they come from every column of a matrix whose width is even.
+    """
+    return flat[:: -(-flat.numel() // SAMPLED) | 1]
 
 
 def replicated(name: str, parameter: nn.Parameter) -> Piece:

@@ -83,7 +83,7 @@ def locate(engine: Any, name: str, parameter: nn.Parameter, groups: Sequence[Map
         return replicated(name, parameter)
     shape, mapping = tuple(parameter.shape), parameter._hp_mapping  # type: ignore[attr-defined]
     if mapping is None:  # it is entirely in other ranks' shards
-        return Piece(name, shape, torch.empty(0), 0, 0, 0, trained=True)
+        return Piece(name, shape, groups[0]["params"][0].new_empty(0), 0, 0, 0, trained=True)
     inside, within = mapping.hp_fragment_address, mapping.lp_fragment_address
     shard = groups[mapping.param_group_index]["params"][0]
     return Piece(name, shape, shard, inside.start, within.start, inside.numel, trained=True)

@@ -118,6 +118,34 @@ def group_settings(
     return named
 
 
+def divided(
+    settings: Mapping[str, dict[str, Any]], counts: Mapping[str, int], elements: int
+) -> dict[str, dict[str, Any]]:
+    """Return groups of at least `elements` elements, into which those of `group_settings` are divided in their order.
+
+    The backward pass completes the last tensors of a group first, and then the engine can sum their gradients over
+    ranks while the others are computed. So a remainder that is smaller comes first in its group.
+
+    Args:
+        settings: the groups by name.
+        counts: elements of each tensor by name.
+        elements: least number in a group.
+    """
+    found = {}
+    for name, group in settings.items():
+        parts: list[list[str]] = []
+        missing = 0
+        for parameter in reversed(group["parameters"]):
+            if missing <= 0:
+                parts.insert(0, [])
+                missing = elements
+            parts[0].insert(0, parameter)
+            missing -= counts[parameter]
+        for number, part in enumerate(parts, 1):
+            found[name if len(parts) == 1 else f"{name}/{number}"] = group | {"parameters": part}
+    return found
+
+
 def _fixed_settings(row: ParameterRow, optimizer: OptimizerConfig, betas: tuple[float, float]) -> dict[str, Any]:
     """Return the settings of this row's group that are constant over a run."""
     chosen = optimizer.kind

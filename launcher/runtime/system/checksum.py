@@ -18,17 +18,24 @@ from torch import Tensor
 
 WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int32}
 """Bytes of an element -> type of the words that it is read as."""
+AT_ONCE = 2**24
+"""Words that are widened to int64 at once, 128 MiB, since a copy of a whole unembedding would be gigabytes."""
 
 
 @torch.no_grad()
 def checksum(tensor: Tensor) -> Tensor:
     """Return a and b of a tensor of any type: [2], int64, on its device, without a synchronization."""
     words = tensor.detach().contiguous().view(-1).view(WORDS[tensor.element_size()])
-    # Word i is in row i // width and column i % width, so row and column sums give b without copying words
+    # Word i is in row i // width and column i % width, so the sums of rows and columns give b
     width = max(1, math.isqrt(words.numel()))
     whole = words.numel() // width * width
     table, rest = words[:whole].view(-1, width), words[whole:].to(torch.int64)
-    rows, columns = table.sum(1, dtype=torch.int64), table.sum(0, dtype=torch.int64)
+    of_rows, columns = [], torch.zeros(width, dtype=torch.int64, device=words.device)
+    for some in table.split(max(1, AT_ONCE // width)):
+        wide = some.to(torch.int64)
+        of_rows.append(wide.sum(1))
+        columns += wide.sum(0)
+    rows = torch.cat(of_rows)
     places = torch.arange(max(rows.numel(), width), device=words.device)
     behind = torch.arange(whole, words.numel(), device=words.device)
     total = rows.sum() + rest.sum()

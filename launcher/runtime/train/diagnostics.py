@@ -15,6 +15,7 @@ from torch import Tensor
 
 from plumbline.data.streams import IGNORED
 from plumbline.launcher.runtime.engine.base import Engine
+from plumbline.launcher.runtime.engine.pieces import sampled
 from plumbline.launcher.runtime.system.collectives import sum_over_ranks
 from plumbline.model.diagnostics.observer import Observation, layer_name, observing
 from plumbline.model.diagnostics.statistics import gain_sums, gradient_sums, update_sums
@@ -27,8 +28,8 @@ class StepObserver:
     """Observe one training step: a forward pass before it, its gradients, and the effect of its update on the weights.
 
     Each rank measures its own pieces of the weights; only the gradients of queries, keys and values are gathered,
-    matrix by matrix. During the update a copy of this rank's pieces of the matrices is held. Activations are freed by
-    then, so this does not raise the memory peak.
+    matrix by matrix. During the update, copies of parts of this rank's pieces of the matrices are held
+    (`pieces.sampled`).
 
     Args:
         engine: the engine to observe.
@@ -63,14 +64,14 @@ class StepObserver:
                 self.observation.add("grad", f"/{place}", gradient_sums(query, key, value))
         for name, piece in self._engine.master_pieces():
             if len(self._learned[name].shape) > 1:
-                self._before[name] = piece.clone()
+                self._before[name] = sampled(piece).clone()
 
     @torch.no_grad()
     def after_update(self) -> None:
         """Measure how far each matrix has moved, and the gains of norms."""
         for name, piece in self._engine.master_pieces():
             if name in self._before:
-                self._add("update", name, update_sums(self._before.pop(name), piece))
+                self._add("update", name, update_sums(self._before.pop(name), sampled(piece)))
             elif not name.endswith("bias"):
                 self._add("gain", name, gain_sums(piece))
 

@@ -1,5 +1,6 @@
 """Break how gradients come about: micro-batches, sums over ranks, norm and clipping, and what ranks compute with."""
 
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -147,8 +148,19 @@ def _(engine: Any, swap: Swap) -> None:
 @mutant("BF16_Optimizer does not sum the shares of a group over ranks", bf16_optimizer_of)
 def _(_engine: Any, swap: Swap) -> None:
     count = iter(range(10**6))
-    scatter = dist.reduce_scatter_tensor
-    swap(dist, "reduce_scatter_tensor", lambda *given, **named: scatter(*given, **named) if next(count) else None)
+    scatter, done = dist.reduce_scatter_tensor, SimpleNamespace(wait=lambda: None)
+    swap(dist, "reduce_scatter_tensor", lambda *given, **named: scatter(*given, **named) if next(count) else done)
+
+
+@mutant(
+    "BF16_Optimizer sums a group over ranks before its last micro-batch",
+    lambda case: bf16_optimizer_of(case) and accumulates(case),
+)
+def _(engine: Any, swap: Swap) -> None:
+    shares = engine._engine.optimizer.accumulate_hp_grads_and_remove_lp.__self__
+    dtype = engine._engine.communication_data_type
+    at_once = SimpleNamespace(is_gradient_accumulation_boundary=lambda: True, communication_data_type=dtype)
+    swap(shares, "_engine", at_once)
 
 
 @mutant("a bucket of stages 1 and 2 is not summed over ranks", flat)

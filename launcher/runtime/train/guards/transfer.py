@@ -27,7 +27,7 @@ from plumbline.data.damage import DamagedFileError
 from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.guards import TransferConfig
 from plumbline.launcher.runtime.engine.base import Engine
-from plumbline.launcher.runtime.engine.pieces import Piece
+from plumbline.launcher.runtime.engine.pieces import Piece, sampled
 from plumbline.launcher.runtime.engine.step_result import StepResult
 from plumbline.launcher.runtime.optim.optimizer import OPTIMIZERS
 from plumbline.launcher.runtime.run.metrics import read_metrics
@@ -46,7 +46,7 @@ Sizes = Mapping[int, Mapping[str, float]]
 class Transfer(Guard):
     """Measure the sizes of updates by role, and compare them with the base run. All ranks create one together.
 
-    During an update that is measured, a copy of this rank's share of the weights is kept.
+    During an update that is measured, copies of parts of this rank's weights are kept (`pieces.sampled`).
 
     Args:
         engine: the engine that trains.
@@ -80,9 +80,10 @@ class Transfer(Guard):
 
     @torch.no_grad()
     def before_update(self) -> None:
-        """Copy the weights, if this update is measured."""
+        """Copy the weights that are compared, if this update is measured."""
         if self._lr and self._step & (self._step - 1) == 0:
-            self._before = {name: weight.clone() for name, weight in self._engine.master_pieces() if name in self._rows}
+            pieces = self._engine.master_pieces()
+            self._before = {name: sampled(weight).clone() for name, weight in pieces if name in self._rows}
 
     @torch.no_grad()
     def after_update(self) -> None:
@@ -104,8 +105,9 @@ class Transfer(Guard):
         of_shard = {key: value for key, value in state.get(piece.shard, {}).items() if _is_like(value, piece.shard)}
         if not (of_shard and lr):  # no update was applied yet, or the rate is 0
             return before.new_zeros(2, dtype=torch.float64)
-        update = (piece.of(piece.shard) - before * (1 - lr * row.weight_decay)) / lr
-        unit = unit_update({key: piece.of(value) for key, value in of_shard.items()}, group, self._step - self._skipped)
+        update = (sampled(piece.of(piece.shard)) - before * (1 - lr * row.weight_decay)) / lr
+        of_piece = {key: sampled(piece.of(value)) for key, value in of_shard.items()}
+        unit = unit_update(of_piece, group, self._step - self._skipped)
         return torch.stack([values.square().sum(dtype=torch.float64) for values in (update, unit)])
 
     def after_step(self, _step: int, result: StepResult) -> None:

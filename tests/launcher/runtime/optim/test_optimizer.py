@@ -23,6 +23,7 @@ from plumbline.launcher.runtime.optim.optimizer import (
     OPTIMIZERS,
     CombinedOptimizer,
     OptimizerConfig,
+    divided,
     group_settings,
     make_optimizer,
     set_learning_rates,
@@ -356,3 +357,22 @@ def test_a_new_optimizer_is_not_given_flat_shards_unless_it_says_that_it_may() -
 def test_keys_that_an_optimizer_calls_its_own_are_in_the_section(name: str) -> None:
     missing = OPTIMIZERS[name].own_keys.keys() - OptimizerConfig.model_fields.keys()
     assert not missing, "add a class with these keys to the bases of OptimizerConfig"
+
+
+def test_groups_are_divided_from_their_ends() -> None:
+    """The backward pass begins there, so the remainder is what it completes last."""
+    counts = {"a": 3, "b": 4, "c": 4, "d": 9, "e": 1, "norm": 1}
+    settings = {
+        "hidden": {"lr": 1, "parameters": ["a", "b", "c", "d", "e"]},
+        "norms": {"lr": 2, "parameters": ["norm"]},
+    }
+    found = divided(settings, counts, 8)
+    assert {name: group["parameters"] for name, group in found.items()} == {
+        "hidden/1": ["a"],
+        "hidden/2": ["b", "c"],
+        "hidden/3": ["d", "e"],
+        "norms": ["norm"],
+    }
+    assert [group["lr"] for group in found.values()] == [1, 1, 1, 2]
+    assert divided(settings, counts, 100) == settings
+    assert settings["hidden"]["parameters"] == ["a", "b", "c", "d", "e"]

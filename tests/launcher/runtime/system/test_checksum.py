@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from plumbline.launcher.runtime.system import checksum as module
 from plumbline.launcher.runtime.system.checksum import WORDS, checksum, checksums
 
 
@@ -52,6 +53,22 @@ def test_two_elements_that_change_places_are_seen() -> None:
     changed[[3, 90]] = changed[[90, 3]]
     assert checksum(changed)[0] == checksum(tensor)[0]
     assert checksum(changed)[1] != checksum(tensor)[1]
+
+
+@pytest.mark.parametrize("at_once", [1, 40, 250])
+def test_no_more_is_widened_at_once_than_allowed(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "AT_ONCE", at_once)
+    tensor = torch.randn(13, 79, generator=torch.manual_seed(3)).bfloat16()
+    widened: list[int] = []
+    to = Tensor.to
+
+    def seen(values: Tensor, *options: object, **named: object) -> Tensor:
+        widened.append(values.numel())
+        return to(values, *options, **named)  # type: ignore[call-overload, no-any-return]
+
+    monkeypatch.setattr(Tensor, "to", seen)
+    assert checksum(tensor).tolist() == by_definition(tensor)
+    assert max(widened) <= max(at_once, 2 * 32), "a row, or what is left beside the rows, is of the root of 1027"
 
 
 def test_several_tensors_are_rows() -> None:
