@@ -168,7 +168,7 @@ class DataConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attrib
                 f"data.global_batch_size {self.global_batch_size} is not a multiple of the world size {world_size}; "
                 f"set it to {' or '.join(map(str, sizes))}, or use another number of ranks"
             )
-        return max(size for size in range(1, min(self.micro_batch_size, per_rank) + 1) if per_rank % size == 0)
+        return next(size for size in range(min(self.micro_batch_size, per_rank), 0, -1) if per_rank % size == 0)
 
     def accumulation_steps(self, world_size: int) -> int:
         """Return the forward passes per rank and optimizer step, after the batch-size warm-up.

@@ -86,7 +86,7 @@ class Mixture:
         """
         self.sources = tuple(sources)
         self.segments: list[Segment] = []
-        limits = np.array([ENDLESS if source.limit is None else source.limit for source in sources], np.int64)
+        limits = np.array([_limit_of(source) for source in sources], np.int64)
         changes = sorted({sample for source in sources for sample, _ in source.changes})
         drawn, start = np.zeros(len(sources), np.int64), 0
         while start < ENDLESS:
@@ -204,6 +204,11 @@ def step_changes(weight: float, changes: Sequence[tuple[int, int, float]]) -> tu
         steps.append((first + over, target))
         weight = target
     return tuple(steps)
+
+
+def _limit_of(source: OrderedSource) -> int:
+    """Return how many samples a source gives, or ENDLESS if no run can draw so many, with room to multiply them."""
+    return ENDLESS if source.limit is None or source.limit > ENDLESS // CYCLE else source.limit
 
 
 def _first_exhaustion(segment: Segment, limits: Int64s) -> int:

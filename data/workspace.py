@@ -193,7 +193,10 @@ def _own_folder(output: Path, key: str | None) -> tuple[Path, int]:
     while True:
         folder = output.parent / _partial(output, key or uuid.uuid4().hex[:8])
         folder.mkdir(exist_ok=True)
-        lock = os.open(folder, os.O_RDONLY)
+        try:
+            lock = os.open(folder, os.O_RDONLY)
+        except FileNotFoundError:  # removed by another process, to which it seemed abandoned
+            continue
         if is_held(lock, unknown=False):
             key = None
         elif folder.is_dir() and os.fstat(lock).st_ino == folder.stat().st_ino:  # not removed before we locked it
@@ -293,13 +296,15 @@ def _abandoned(folder: Path) -> Iterator[bool]:
 def apply_umask(folder: Path) -> None:
     """Give everything in a folder the permissions that the umask allows, since safetensors makes files of mode 0600.
 
-    Permissions are only added: a default access control list of the folder may have granted more.
+    Permissions are only added: a default access control list of the folder may have granted more. Files that another
+    folder has as well, by a hard link, keep those that their owner gave them.
     """
     allowed = 0o777 & ~_umask()
     for path in [folder, *folder.rglob("*")]:
-        if path.is_symlink():
+        facts = path.lstat()
+        if stat.S_ISLNK(facts.st_mode) or (stat.S_ISREG(facts.st_mode) and facts.st_nlink > 1):
             continue
-        mode = stat.S_IMODE(path.stat().st_mode)
+        mode = stat.S_IMODE(facts.st_mode)
         wanted = mode | (allowed if path.is_dir() else allowed & 0o666)
         if wanted != mode:
             with contextlib.suppress(PermissionError):  # a file system without permissions, or another user's file
@@ -317,4 +322,4 @@ def _remove_abandoned(output: Path, own: Path) -> None:
     for folder in set(_hidden(output, PARTIAL)) - {own}:
         with _abandoned(folder) as abandoned:
             if abandoned:
-                shutil.rmtree(folder)
+                shutil.rmtree(folder, ignore_errors=True)  # it may be another user's

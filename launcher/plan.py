@@ -28,8 +28,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--peak-tflops",
         type=float,
-        default=assumed_device.PEAK_TFLOPS,
-        help="peak of one device (default: 989, an H100 in bf16)",
+        help="peak of one device (default: metrics.peak_tflops, or an H100's: 989 in bf16, 67 in fp32)",
     )
     parser.add_argument(
         "--device-gib",
@@ -149,9 +148,16 @@ def check_options(arguments: argparse.Namespace) -> None:
         raise ValueError(f"--parameters prints its table alone: leave out {' and '.join(given)}, or add --json")
 
 
-def machine_of(arguments: argparse.Namespace) -> Machine:
+def peak_of(config: Config, arguments: argparse.Namespace) -> float:
+    """Return the peak of a device in TFLOP/s: of the option, of the configuration, or assumed for its precision."""
+    assumed = assumed_device.PEAK_TFLOPS[config.deepspeed.precision]
+    return float(arguments.peak_tflops or config.metrics.peak_tflops or assumed)
+
+
+def machine_of(config: Config, arguments: argparse.Namespace) -> Machine:
     """Return the machine of the roofline."""
-    return Machine(arguments.devices, arguments.peak_tflops * 1e12 * arguments.mfu, arguments.network_gbs * 1e9)
+    flops = peak_of(config, arguments) * 1e12 * arguments.mfu
+    return Machine(arguments.devices, flops, arguments.network_gbs * 1e9)
 
 
 class Estimates:
@@ -162,13 +168,14 @@ class Estimates:
     """
 
     def __init__(self, arguments: argparse.Namespace) -> None:
-        self._machine, self._device_bytes = machine_of(arguments), arguments.device_gib * GIB
+        self._arguments, self._device_bytes = arguments, arguments.device_gib * GIB
         self._found: dict[int, StageEstimate] | None = None
 
     def of(self, config: Config, rows: Sequence[ParameterRow]) -> dict[int, StageEstimate]:
         """Return the estimate of each ZeRO stage that could train the run, whichever stage the configuration names."""
         if self._found is None:  # it takes seconds
-            self._found = estimate_stages(config, rows, config.zero_stages, self._machine, self._device_bytes, GPU)
+            machine = machine_of(config, self._arguments)
+            self._found = estimate_stages(config, rows, config.zero_stages, machine, self._device_bytes, GPU)
         return self._found
 
     def choose(self, candidates: Mapping[int, Config]) -> int:
@@ -262,7 +269,7 @@ def print_plan(config: Config, plan: RunPlan, facts: PlanFacts, arguments: argpa
     )
     print(f"schedule    {facts.schedule}")
     print(f"compute     {work.flops:.3g} FLOPs ({facts.flops_per_token:.3g} per token)")
-    print_time(facts, arguments)
+    print_time(config, facts, arguments)
     print_stages(config, facts, arguments)
     if facts.law is not None:
         print()
@@ -270,11 +277,11 @@ def print_plan(config: Config, plan: RunPlan, facts: PlanFacts, arguments: argpa
             print(line)
 
 
-def print_time(facts: PlanFacts, arguments: argparse.Namespace) -> None:
+def print_time(config: Config, facts: PlanFacts, arguments: argparse.Namespace) -> None:
     """Print the time of the run by the roofline model, and its cost."""
     work = facts.compute
     print(
-        f"time        {lasting(work.hours)} on {arguments.devices} device(s) of {arguments.peak_tflops:g} TFLOP/s "
+        f"time        {lasting(work.hours)} on {arguments.devices} device(s) of {peak_of(config, arguments):g} TFLOP/s "
         f"at {arguments.mfu:.0%} of the peak, {work.tokens / work.hours / 3600:,.0f} tokens/s; messages at "
         f"{arguments.network_gbs:g} GB/s add {lasting(work.network_hours)} at most, where nothing hides them"
     )

@@ -57,7 +57,8 @@ def parse_arguments() -> argparse.Namespace:
     arguments = parser.parse_args()
     for options, needed in ((OF_STEP, "step"), (OF_LOSS, "loss")):
         for name in options:
-            if getattr(arguments, name) not in (None, False) and not getattr(arguments, needed):
+            value = getattr(arguments, name)
+            if value is not None and value is not False and not getattr(arguments, needed):  # --rank 0 was given
                 parser.error(f"--{name.replace('_', '-')} goes with --{needed}: give it, or leave this out")
     if arguments.world_size is not None and arguments.rank is None:
         parser.error("--world-size goes with --rank: a step holds the same samples for every number of ranks")

@@ -20,7 +20,8 @@ from plumbline.data.remote.tokens import RemoteTokens
 TOKENIZER = "tokenizer.json"
 OTHERS = (
     "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "normalizer.json", "vocab.json",
-    "vocab.txt", "merges.txt", "tokenizer.model", "sentencepiece.bpe.model", "spiece.model", "chat_template.jinja",
+    "vocab.txt", "merges.txt", "tokenizer.model", "sentencepiece.bpe.model", "spiece.model", "tekken.json",
+    "chat_template.jinja",
 )  # fmt: skip
 """Other files of a tokenizer, requested by name since not every server lists folders."""
 

@@ -29,8 +29,7 @@ from plumbline.launcher.runtime.config.budget import GIB
 from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine
-from plumbline.launcher.runtime.engine.network import Machine
-from plumbline.launcher.runtime.engine.stage import BANDWIDTH, FLOPS, estimate_stages
+from plumbline.launcher.runtime.engine.stage import assumed_machine, estimate_stages
 from plumbline.launcher.runtime.engine.step_result import StepUnderWay
 from plumbline.launcher.runtime.system import process_group
 from plumbline.launcher.runtime.system.memory import device_bytes
@@ -90,7 +89,7 @@ def measure(config: Config, world: World, steps: int) -> dict[str, Any]:
     """Train a configuration, and return what was found."""
     stage = config.deepspeed.zero_stage
     assert isinstance(stage, int)
-    machine = Machine(world.size, FLOPS, BANDWIDTH)
+    machine = assumed_machine(config, world.size)
     expected = estimate_stages(config, plan_run(config).rows, [stage], machine, device_bytes(world), world.device)
     training = Training(config, world)
     start = time.perf_counter()

@@ -45,8 +45,7 @@ from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine
-from plumbline.launcher.runtime.engine.network import Machine
-from plumbline.launcher.runtime.engine.stage import BANDWIDTH, FLOPS, estimate_stages, fastest
+from plumbline.launcher.runtime.engine.stage import assumed_machine, estimate_stages, fastest
 from plumbline.launcher.runtime.engine.step_result import StepUnderWay
 from plumbline.launcher.runtime.system import process_group
 from plumbline.launcher.runtime.system.memory import device_bytes
@@ -174,7 +173,7 @@ def measure(arguments: argparse.Namespace, corpus: Path, setting: str, world: Wo
     """Time both loops in alternating rounds."""
     config = make_config(arguments, corpus, setting, world)
     if arguments.alone:
-        room, stage, machine = device_bytes(world), config.deepspeed.zero_stage, Machine(world.size, FLOPS, BANDWIDTH)
+        room, stage, machine = device_bytes(world), config.deepspeed.zero_stage, assumed_machine(config, world.size)
         estimates = estimate_stages(config, plan_run(config).rows, [stage], machine, room, world.device)
         if fastest(estimates, room) is None:
             return {"setting": setting, "tokens_per_second": f"needs {estimates[stage].memory.total / GIB:.0f} GiB"}

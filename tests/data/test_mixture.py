@@ -106,6 +106,12 @@ def test_a_mixture_of_limits_alone_ends() -> None:
         mixture.draw([0, 1600])
 
 
+@pytest.mark.parametrize("limit", [10**16, 2**62])
+def test_a_limit_that_no_run_can_reach_is_none(limit: int) -> None:
+    mixture = Mixture([source("a", 1, limit=limit), source("b", 1999)])
+    assert len(mixture.segments) == 1
+
+
 def test_a_source_must_begin_before_all_others_have_ended() -> None:
     late = source("late", 0.0, changes=((101, 1.0),))
     with pytest.raises(ValueError, match="no source is left after 100 samples, before late begins"):

@@ -27,6 +27,36 @@ def make(output: Path) -> None:
         (folder / "mark").write_text(f"new {output.name}")
 
 
+def test_a_file_that_another_folder_has_as_well_keeps_its_permissions(tmp_path: Path) -> None:
+    """Of a private corpus that is merged into another."""
+    private = tmp_path / "private"
+    private.write_text("text")
+    private.chmod(0o600)
+    with new_folder(tmp_path / "merged", KIND) as folder:
+        os.link(private, folder / "mark")
+        (folder / "own").touch(0o600)
+    assert private.stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / "merged" / "own").stat().st_mode & 0o777 == 0o666 & ~workspace._umask()
+
+
+def test_a_folder_that_vanishes_before_it_is_locked_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process that finds it unlocked takes it for abandoned."""
+    opened, vanished = os.open, list[Path]()
+
+    def open_late(path: Path, *options: int) -> int:
+        if not vanished:
+            vanished.append(path)
+            path.rmdir()
+        return opened(path, *options)
+
+    monkeypatch.setattr(os, "open", open_late)
+    make(tmp_path / "made")
+    assert len(vanished) == 1
+    assert leftovers(tmp_path / "made") == []
+
+
 @pytest.mark.parametrize("longer", ["c4.en", "c4.beef", "c4.1", "c4.beef.1"])
 def test_work_of_an_output_whose_name_begins_alike_stays(tmp_path: Path, longer: str) -> None:
     work = interrupted(tmp_path / longer, "0123456789abcdef")

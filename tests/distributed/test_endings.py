@@ -158,6 +158,29 @@ def test_a_run_whose_checkpoints_are_gone_does_not_begin_anew_in_silence(
     assert attempt(longer, world)
 
 
+def test_a_run_that_saved_nothing_is_not_overwritten_by_another(
+    tiny_config: Path,
+    tmp_path: Path,
+    world: World,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    config = configure(tiny_config, tmp_path, "checkpoint.interval=null")
+    block_save(monkeypatch, 6)
+    monkeypatch.setattr(saving, "PAUSES", (0.0, 0.0))
+    with pytest.raises(UnsavedError):
+        attempt(config, world)
+    monkeypatch.undo()
+    metrics = (config.run.folder / "metrics.jsonl").read_bytes()
+    other = configure(tiny_config, tmp_path, "checkpoint.interval=null", "run.seed=9")
+    with pytest.raises(CheckpointError, match=r"(?s)has the record of a run of other values; .*\n  run.seed: 1 -> 9"):
+        attempt(other, world)
+    assert (config.run.folder / "metrics.jsonl").read_bytes() == metrics
+    assert "are made again" not in capsys.readouterr().err
+    assert attempt(config, world), "the same run begins again"
+    assert "came to step 6 and saved no checkpoint: all steps are made again" in capsys.readouterr().err
+
+
 def test_samples_that_hang_are_given_up(
     tiny_config: Path,
     tmp_path: Path,

@@ -396,7 +396,11 @@ def test_a_machine_that_there_is_not_is_refused(option: tuple[str, float], told:
 
 
 def test_a_device_that_does_not_hold_the_run_is_told(command: Command, tiny_config: Path) -> None:
-    small = "by the estimate this run does not fit a device of 0.001 GiB; no ZeRO stage does"
+    small = (
+        "by the estimate this run does not fit a device of 0.001 GiB, of which it may take 90%, since the allocator "
+        "and libraries need the rest; no ZeRO stage does: lower data.micro_batch_size, or set "
+        "train.activation_checkpointing=auto"
+    )
     done = command("plan", "--config", tiny_config, "--device-gib", "0.001", "--price", "5")
     assert f"warning     {small}" in done.stdout
     assert re.search(r"^time +[\d.e-]+ seconds on 1 device", done.stdout, re.MULTILINE)
@@ -404,6 +408,19 @@ def test_a_device_that_does_not_hold_the_run_is_told(command: Command, tiny_conf
     assert small in answer(command("plan", "--config", tiny_config, "--device-gib", "0.001", "--json"))["cautions"]
     fits = answer(command("plan", "--config", tiny_config, "--json"))["cautions"]
     assert not any("does not fit" in caution for caution in fits)
+
+
+def test_a_plan_in_fp32_assumes_a_peak_in_fp32(command: Command, tiny_config: Path) -> None:
+    """Or its time and cost would be a fifteenth; the configuration's peak and the option go before it."""
+
+    def hours(*words: str) -> float:
+        words = ("metrics.peak_tflops=null", *words)
+        return float(answer(command("plan", "--config", tiny_config, "--json", *words))["compute"]["hours"])
+
+    bf16 = hours("deepspeed.precision=bf16")
+    assert hours("deepspeed.precision=fp32") == pytest.approx(bf16 * 989 / 67)
+    assert hours("deepspeed.precision=fp32", "--peak-tflops", "989") == pytest.approx(bf16)
+    assert hours("deepspeed.precision=fp32", "metrics.peak_tflops=494.5") == pytest.approx(2 * bf16)
 
 
 def test_the_table_of_parameters_takes_no_option_that_says_nothing_there(command: Command, tiny_config: Path) -> None:

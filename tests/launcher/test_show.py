@@ -75,6 +75,7 @@ def test_a_bare_pair_is_shown_as_far_as_it_is_known(command: Command, pair: Path
     ("words", "message"),
     [
         (("--rank", "1"), "--rank goes with --step"),
+        (("--rank", "0"), "--rank goes with --step"),
         (("--loss",), "--loss goes with --step"),
         (("--step", "1", "--checkpoint", "."), "--checkpoint goes with --loss"),
         (("--step", "1", "--world-size", "2"), "--world-size goes with --rank"),

@@ -105,7 +105,7 @@ def start(config: Config, world: World, heartbeat: Callable[[], object] = lambda
     """
     branch = config.schedule.branch
     if branch is None:
-        from_main(lambda: check_not_lost(config.run.folder), world)
+        from_main(lambda: check_not_lost(config), world)
         return None
     folder = Path(branch.checkpoint)
     _refuse(folder, damage(folder, world, heartbeat))

@@ -10,6 +10,7 @@ from plumbline.data.skipped import NOTHING, SkippedData
 from plumbline.launcher.runtime.checkpoint import tensors
 from plumbline.launcher.runtime.checkpoint.local import LocalCheckpoints
 from plumbline.launcher.runtime.checkpoint.store import (
+    CONFIG,
     MANIFEST,
     STATE,
     CheckpointError,
@@ -31,6 +32,7 @@ from plumbline.launcher.runtime.run.interventions import read_interventions, ski
 from plumbline.launcher.runtime.system.collectives import from_main, gather_objects, on_every_rank
 from plumbline.launcher.runtime.system.files import read_object
 from plumbline.launcher.runtime.system.log import LOG, TRAINING
+from plumbline.launcher.runtime.system.tail import lines_from_end
 from plumbline.launcher.runtime.system.world import World
 
 WEIGHTS = "; to change it from here on, give the source weight_changes"
@@ -92,20 +94,35 @@ def check_any(root: Path, damaged: Sequence[Path]) -> None:
         raise CheckpointError(f"{root}: no whole checkpoint among {len(damaged)}; {_anew(root.parent)}")
 
 
-def check_not_lost(run: Path) -> None:
-    """Refuse to restart a run whose records mention a checkpoint that is missing, since it may be found again.
+def check_not_lost(config: Config) -> None:
+    """Refuse to begin a run without a checkpoint in a folder that has another run's record, or one of a checkpoint.
+
+    A checkpoint that is missing may be found again, and the record of another run would be overwritten. If the same run
+    has made steps there, a warning says that they are made again.
 
     Args:
-        run: its folder. It must not be a branch, which begins at its parent's checkpoint and can go back there.
+        config: the run. It must not be a branch, which begins at its parent's checkpoint and can go back there.
 
     Raises:
-        CheckpointError: the records mention a checkpoint.
+        CheckpointError: the records mention a checkpoint, or are of other values.
     """
+    run = config.run.folder
     noted = noted_checkpoint(run)
     if noted is not None:
         raise CheckpointError(
             f"{run / 'checkpoints'}: that of step {noted}, and all others, are gone: put it back; {_anew(run)}"
         )
+    metrics = run / "metrics.jsonl"
+    newest = next((line.item for line in lines_from_end(metrics)), None) if metrics.is_file() else None
+    if newest is None or not (run / CONFIG).is_file():
+        return
+    if lines := differences(config_in(run), config, RESUMED):
+        values = "".join(f"\n  {line}" for line in lines)
+        raise CheckpointError(f"{run} has the record of a run of other values; {_anew(run)}, or undo:{values}")
+    LOG.warning(
+        f"{run}: an earlier attempt came to step {newest.get('step')} and saved no checkpoint: all steps are made "
+        "again; a lower checkpoint.interval saves them"
+    )
 
 
 def _anew(run: Path) -> str:

@@ -147,8 +147,8 @@ def cautions(config: Config, plan: RunPlan) -> Iterator[str]:
             f"train.profile: step {last} is to be the last that is traced, and the run has {plan.total_steps}: nothing "
             "is written; choose an earlier train.profile.start or fewer train.profile.steps"
         )
-    if any(source.task is None for source in config.data.train):
-        yield from plan.proportions.cautions()
+    if config.schedule.branch is None and any(source.task is None for source in config.data.train):
+        yield from plan.proportions.cautions()  # a branch has those of its parent
 
 
 def _guard_cautions(config: Config) -> Iterator[str]:

@@ -157,8 +157,8 @@ class LocalCheckpointConfig(BaseModel, extra="forbid", frozen=True, strict=True,
 class CheckpointConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
     """Define when to save and what to keep. The last step is always saved."""
 
-    interval: PositiveInt | None = None
-    """Steps between checkpoints. None: only at the end, and when the job is asked to stop."""
+    interval: PositiveInt | None = 1000
+    """Steps between checkpoints. null: only at the end, and when the job is asked to stop; a crash loses the run."""
     keep_last: PositiveInt = 2
     """Number of newest checkpoints to keep."""
     keep_every: PositiveInt | None = None

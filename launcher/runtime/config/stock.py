@@ -1,10 +1,12 @@
 """Read the model section of a stock Hugging Face folder, for train.initialize_from."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from plumbline.data.damage import reading
 from plumbline.data.hub import is_reachable
+from plumbline.data.tokenizers import FILES as TOKENIZER_FILES
 from plumbline.launcher.runtime.config.parse import parse
 from plumbline.launcher.runtime.system.files import read_object
 from plumbline.model.config import ModelConfig
@@ -14,7 +16,6 @@ from plumbline.model.export.native import MODEL_TYPE
 HUB = "hf:"
 FILES = ["*.json", "*.safetensors"]
 """Patterns of the files that are read of a model on the hub."""
-TOKENIZER_FILES = ["tokenizer*", "special_tokens_map.json", "vocab.*", "merges.txt"]
 
 
 def section_of(spec: str) -> dict[str, Any]:
@@ -53,7 +54,7 @@ def model_folder(name: str) -> Path:
         return hub_folder(name, [*FILES, *TOKENIZER_FILES])
 
 
-def hub_folder(spec: str, patterns: list[str], download: bool = True) -> Path:
+def hub_folder(spec: str, patterns: Sequence[str], download: bool = True) -> Path:
     """Return the folder on this machine of a model on the hub, with the files of these patterns.
 
     Raises:
@@ -65,7 +66,7 @@ def hub_folder(spec: str, patterns: list[str], download: bool = True) -> Path:
 
     name, here = spec.removeprefix(HUB), not (download and is_reachable())
     try:
-        return Path(snapshot_download(name, allow_patterns=patterns, local_files_only=here))
+        return Path(snapshot_download(name, allow_patterns=list(patterns), local_files_only=here))
     except LocalEntryNotFoundError as error:
         raise ValueError(
             "the hub cannot be reached, and this machine has no copy; give a folder, or see to the network (HF_HOME is "

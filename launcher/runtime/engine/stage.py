@@ -24,11 +24,6 @@ from plumbline.launcher.runtime.system.world import World
 from plumbline.model.parameterization.rows import ParameterRow
 from plumbline.model.recomputation import Recomputed
 
-FLOPS = 1e12 * assumed_device.PEAK_TFLOPS * assumed_device.MFU
-"""Assumed FLOP/s of a device, to weigh recomputation against communication."""
-BANDWIDTH = 1e9 * assumed_device.NETWORK_GBS
-"""Assumed bytes per second that a device sends."""
-
 
 @dataclass(frozen=True)
 class StageEstimate:
@@ -67,6 +62,12 @@ def estimate_stages(
     return found
 
 
+def assumed_machine(config: Config, ranks: int) -> Machine:
+    """Return the machine that is assumed where none is given, to weigh recomputation against communication."""
+    peak = assumed_device.PEAK_TFLOPS[config.deepspeed.precision]
+    return Machine(ranks, 1e12 * peak * assumed_device.MFU, 1e9 * assumed_device.NETWORK_GBS)
+
+
 def at_stage(config: Config, stage: int) -> Config:
     """Return the configuration with another ZeRO stage."""
     return config.model_copy(update={"deepspeed": config.deepspeed.model_copy(update={"zero_stage": stage})})
@@ -96,8 +97,14 @@ def shortage(estimates: Mapping[int, StageEstimate], stage: int, device_bytes: f
     fit = fitting(estimates, device_bytes)
     if stage in fit:
         return None
-    instead = f"ZeRO stage {' or '.join(map(str, fit))} does" if fit else "no ZeRO stage does"
-    return f"by the estimate this run does not fit a device of {device_bytes / GIB:g} GiB; {instead}"
+    if fit:
+        instead = f"ZeRO stage {' or '.join(map(str, fit))} does"
+    else:
+        instead = "no ZeRO stage does: lower data.micro_batch_size, or set train.activation_checkpointing=auto"
+    return (
+        f"by the estimate this run does not fit a device of {device_bytes / GIB:g} GiB, of which it may take "
+        f"{USABLE:.0%}, since the allocator and libraries need the rest; {instead}"
+    )
 
 
 def choose_stage(candidates: Mapping[int, Config], world: World, told: bool) -> int:
@@ -109,7 +116,8 @@ def choose_stage(candidates: Mapping[int, Config], world: World, told: bool) -> 
         told: whether this rank logs the choice, and warns if no stage fits.
     """
     room = device_bytes(world)
-    config, machine = next(iter(candidates.values())), Machine(world.size, FLOPS, BANDWIDTH)
+    config = next(iter(candidates.values()))
+    machine = assumed_machine(config, world.size)
     _, rows = plan_parameters(config)
     estimates = estimate_stages(config, rows, candidates, machine, room, world.device)
     chosen = preferred(estimates, room)

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from plumbline.data.damage import DamagedFileError, reading
 from plumbline.data.hub import is_reachable
+from plumbline.data.tokenizers import FILES as TOKENIZER_FILES
 from plumbline.launcher.runtime.checkpoint.weights import read_weights
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.config.stock import (
     FILES,
     HUB,
-    TOKENIZER_FILES,
     hub_folder,
     section_of,
     stock_entries,

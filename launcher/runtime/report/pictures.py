@@ -137,21 +137,32 @@ def reachability(axes: Axes, task: CandidatesConfig, example: Answered) -> None:
 
 
 def _layers(edges: list[list[int]]) -> dict[int, Place]:
-    """Return the positions of an acyclic graph's nodes: below all parents, near them, evenly spaced in each layer."""
+    """Return the positions of a graph's nodes: below all parents, near them, evenly spaced in each layer.
+
+    Nodes of a circle, and those below it, which only a file can have, share the last layer.
+    """
     parents: dict[int, list[int]] = {node: [] for edge in edges for node in edge}
     for parent, child in edges:
         parents[child].append(parent)
     depth: dict[int, int] = {}
     while len(depth) < len(parents):
+        known = len(depth)
         for node, its in parents.items():
             if node not in depth and all(parent in depth for parent in its):
                 depth[node] = max((depth[parent] + 1 for parent in its), default=0)
+        if len(depth) == known:
+            last = max(depth.values(), default=-1) + 1
+            depth |= dict.fromkeys(parents.keys() - depth.keys(), last)
     places: dict[int, Place] = {}
     for layer in range(max(depth.values()) + 1):
         nodes = [node for node in parents if depth[node] == layer]
-        nodes.sort(key=lambda node: sum(places[parent][0] for parent in parents[node]) / max(1, len(parents[node])))
+        nodes.sort(key=lambda node: _middle([places[parent][0] for parent in parents[node] if parent in places]))
         places |= {node: ((index + 0.5) / len(nodes), -float(layer)) for index, node in enumerate(nodes)}
     return places
+
+
+def _middle(places: list[float]) -> float:
+    return sum(places) / max(1, len(places))
 
 
 def _way(axes: Axes, places: Mapping[int, Place], example: Answered) -> None:

@@ -107,12 +107,12 @@ def _changes(config: Config, facts: Mapping[str, Any]) -> dict[str, Any] | None:
     if not (folder / "config.yaml").exists():
         return None
     try:
-        before = json.loads((folder / "environment.json").read_text(encoding="utf-8"))
+        old = _flat(json.loads((folder / "environment.json").read_text(encoding="utf-8")))
         changed: dict[str, Any] = changes(config_in(folder), config)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:  # or JSON that says something else
         LOG.warning(f"what changed since the start before is not known: {error}")
         return None
-    old, new = _flat(before), _flat(facts)
+    new = _flat(facts)
     return changed | {key: (old.get(key), value) for key, value in new.items() if old.get(key) != value}
 
 

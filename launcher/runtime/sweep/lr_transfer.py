@@ -8,6 +8,7 @@ another hyperparameter. Everything here is a pure function of results.
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -355,7 +356,7 @@ def shift(sizes: Mapping[int, Optimum], base: int) -> Shift | None:
 def lines(summary: LrTransferSummary) -> Iterator[str]:
     """Yield a table for each family with several sizes, with a line on the shift of each curve."""
     for family, curves in summary.shown.items():
-        yield f"{family:>6} {'curve':<12} {'best lr':>10} {'log2':>15} {'loss there':>17} {'lost at base lr':>19}"
+        yield f"{family:>6} {'curve':<12} {'best lr':>10} {'log2':>15} {'fitted loss':>17} {'lost at base lr':>19}"
         for label, curve in curves.items():
             for size, found in curve.sizes.items():
                 yield f"{size:>6} {label:<12} {_row(found)}"
@@ -377,6 +378,11 @@ def _row(size: SizeSummary) -> str:
     if best.optimum is None:
         return "no finished run"
     notes = ["at an end of the grid"] * best.edge
+    if _is_coarse(size):
+        lowest = min((point.loss, point.lr) for point in size.points if point.loss is not None)
+        notes += [
+            f"a rough fit, of rates over an octave apart: the lowest measured is {lowest[0]:.4f} at {lowest[1]:g}"
+        ]
     notes += [f"{lr:g} diverged (seeds {', '.join(map(str, seeds))})" for lr, seeds in size.diverged.items()]
     if size.intervals is not None:
         moved, costs = _range(size.intervals.shift, "+.2f"), _range(size.intervals.penalty, ".4f")
@@ -391,6 +397,16 @@ def _row(size: SizeSummary) -> str:
         f"{'-' if lost is None else _with_error(lost.nats, lost.error, '.4f'):>19}"
         f"{''.join(f'  {note}' for note in notes)}"
     )
+
+
+def _is_coarse(size: SizeSummary) -> bool:
+    """Return whether learning rates are more than an octave apart beside the best one that was tried."""
+    tried = [(point.lr, point.loss) for point in size.points if point.loss is not None]
+    if len(tried) < 3:
+        return False
+    best = min(range(len(tried)), key=lambda index: tried[index][1])
+    near = [lr for lr, _ in tried[max(0, best - 1) : best + 2]]
+    return any(after > 2.001 * before for before, after in pairwise(near))
 
 
 def _student(seeds: int, shift: Interval, penalty: Interval | None) -> str:

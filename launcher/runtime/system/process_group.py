@@ -261,7 +261,7 @@ def extensions_folder() -> Path:
     """Return where torch builds operators: TORCH_EXTENSIONS_DIR, or a folder for this host and Python environment."""
     from deepspeed import __version__ as deepspeed_version
 
-    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "plumbline" / "torch_extensions"
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "plumbline" / "torch_extensions"
     versions = re.sub(r"[^\w.-]", "_", f"{socket.gethostname()}-torch{torch.__version__}-deepspeed{deepspeed_version}")
     environment = hashlib.sha256(sys.prefix.encode()).hexdigest()[:8]
     return Path(os.environ.get("TORCH_EXTENSIONS_DIR", cache / f"{versions}-{environment}"))

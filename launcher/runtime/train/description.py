@@ -63,10 +63,12 @@ def _data(config: Config, plan: RunPlan, inputs: Inputs, world: World) -> Iterat
     epochs = ", ".join(f"{name} {share:.2f} epochs" for name, share in train.epochs(total).items())
     yield f"data     {plan.total_tokens:,} tokens in {total:,} steps: {epochs}"
     yield from train.notes(total)
-    yield f"length   {plan.proportions}"
+    yield f"length   {'' if config.schedule.branch is None else 'as planned for the parent: '}{plan.proportions}"
+    asked = data.micro_batch_size
+    unlike = "" if train.micro_batch == asked else f", where data.micro_batch_size = {asked} does not divide"
     yield (
         f"batch    {data.global_batch_size} x {data.sequence_length} tokens = {world.size} rank(s) x "
-        f"{train.micro_batch} sequences x {train.accumulation_steps} accumulation steps"
+        f"{train.micro_batch} sequences{unlike} x {train.accumulation_steps} accumulation steps"
     )
 
 

@@ -51,7 +51,7 @@ def check(config: Config, request: Request) -> None:
     if newest is None:
         check_any(root, checkpoints(root))
         if config.schedule.branch is None:
-            check_not_lost(config.run.folder)
+            check_not_lost(config)
     else:
         check_saved(newest, config, inputs.fingerprints)
     for caution in _cautions(config, request, inputs):

@@ -204,10 +204,10 @@ def _flag(options: list[str], word: str) -> bool:
     return True
 
 
-def _number(options: list[str], letters: str) -> str | None:
+def _number(options: list[str], letters: str, number: str = r"\d+(?:\.\d+)?") -> str | None:
     """Remove the option made of these letters and a number, if any, and return the number."""
     for option in options:
-        if match := re.fullmatch(letters + r"(\d+(?:\.\d+)?)", option):
+        if match := re.fullmatch(f"{letters}({number})", option):
             options.remove(option)
             return match[1]
     return None
@@ -215,7 +215,7 @@ def _number(options: list[str], letters: str) -> str | None:
 
 def _grouped(options: list[str]) -> dict[str, Any]:
     """Return settings for group granularity, if the options ask for it."""
-    size = _number(options, "g")
+    size = _number(options, "g", r"\d+")
     return {} if size is None else {"granularity": "group", "group_size": int(size)}
 
 

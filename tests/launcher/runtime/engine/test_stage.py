@@ -57,7 +57,7 @@ def test_the_first_stage_is_preferred_where_it_fits() -> None:
     assert [preferred(estimates, size) for size in (1000.0, 90.0, 40.0, 10.0)] == [1, 3, 3, 3]
     assert shortage(estimates, 1, 1000.0) is None
     assert (shortage(estimates, 1, 90.0) or "").endswith("ZeRO stage 2 or 3 does")
-    assert (shortage(estimates, 3, 10.0) or "").endswith("no ZeRO stage does")
+    assert "; no ZeRO stage does: " in (shortage(estimates, 3, 10.0) or "")
     estimates[3] = StageEstimate("none", estimates[3].memory, StepTime(0.0, 6.0, 0.0))
     assert [preferred(estimates, size) for size in (1000.0, 90.0, 40.0, 10.0)] == [1, 2, 3, 3]
 

@@ -44,6 +44,12 @@ THINKING = [
 ]
 
 
+def test_a_graph_with_a_circle_has_its_place_below_the_others() -> None:
+    """A file may state one."""
+    places = pictures._layers([[0, 1], [1, 2], [2, 3], [3, 2], [3, 4]])
+    assert [places[node][1] for node in range(5)] == [0, -1, -2, -2, -2]
+
+
 @pytest.fixture
 def axes() -> Iterator[Axes]:
     figure, found = plt.subplots()

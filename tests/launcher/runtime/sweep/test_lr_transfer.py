@@ -205,6 +205,15 @@ def test_the_table_says_what_the_summary_holds() -> None:
     assert row.split()[2:] == ["0.00195", "-9.00", "±", "0.00", "3.0000", "±", "0.0000", "0.2000", "±", "0.0000"]
 
 
+def test_the_table_says_where_a_fit_is_rough() -> None:
+    """Rates two octaves apart leave more than the fit can know: what was measured stands beside it."""
+    fine = results(lambda x, *_: parabola(x, -7.0))
+    coarse = results(lambda x, *_: parabola(x, -7.5), lrs=[2.0**-10, 2.0**-8, 2.0**-6], rule="completep")
+    text = list(lines(summarize(SETTINGS, [*fine, *coarse])))
+    rough = "  a rough fit, of rates over an octave apart: the lowest measured is 3.0125 at 0.00390625"
+    assert all(line.endswith(rough) == ("completep " in line) for line in text if line.strip()[:1].isdigit())
+
+
 @pytest.mark.parametrize(
     ("shapes", "shown"),
     [
