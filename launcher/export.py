@@ -3,7 +3,7 @@
 
 python launcher/export.py --model runs/quickstart --output exports/quickstart
 python launcher/export.py --model runs/base/checkpoints/step_00001000 --output exports/base --target granite
-python launcher/export.py --model runs/base --output exports/base-average --average last:5
+python launcher/export.py --model runs/base --output exports/base-average --average last:5 --dtype bf16
 python launcher/export.py --model runs/outlier-protected --output exports/op --target compat
 """
 
@@ -21,6 +21,12 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--average", help=cli.AVERAGE)
     parser.add_argument("--output", type=Path, required=True, help="folder to make")
     parser.add_argument("--target", default="auto", help="auto (stock class, else native) or a class of docs/export.md")
+    parser.add_argument(
+        "--dtype",
+        choices=("fp32", "bf16"),
+        default="fp32",
+        help="type of the weights in the folder; bf16 halves it, and is rounded to after the check",
+    )
     parser.add_argument("--overwrite", action="store_true", help="replace the folder if it is an export")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     return parser.parse_args()
@@ -44,14 +50,13 @@ def main() -> None:
     check_output(arguments.output, arguments.overwrite)  # before weights are read
     check_exportable(outline(arguments.model), arguments.target)
     model = load_model(arguments.model, torch.device("cpu"), average=arguments.average, with_objective=True)
-    report = export(model, arguments.output, arguments.target, arguments.overwrite)
+    report = export(model, arguments.output, arguments.target, arguments.overwrite, arguments.dtype == "bf16")
     if arguments.json:
         cli.print_json({"model": str(model.source), "average": model.average, **asdict(report)})
         return
     averaged = "" if model.average is None else f", {model.average}"
     print(f"{report.folder}: {report.architecture}, from {model.source}{averaged}")
-    agreement = f"logits within {report.relative_error:.1e}, {report.greedy_tokens} greedy tokens equal"
-    print(f"reloaded with transformers: {agreement}")
+    print(f"reloaded with transformers: {report.agreement}")
     if report.headroom is not None:
         room = report.headroom
         print(f"constant channels: {room.constant_channels}, stream {room.largest:.1e} of at most {room.limit:.1e}")

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from plumbline.data import disk, workspace
+from plumbline.data.locks import is_held
 from plumbline.data.workspace import FolderKind, new_folder, restore, resumed_folder
 from tests.data.test_prepare import leftovers
 
@@ -37,6 +38,28 @@ def test_a_file_that_another_folder_has_as_well_keeps_its_permissions(tmp_path: 
         (folder / "own").touch(0o600)
     assert private.stat().st_mode & 0o777 == 0o600
     assert (tmp_path / "merged" / "own").stat().st_mode & 0o777 == 0o666 & ~workspace._umask()
+
+
+def test_a_folder_that_is_made_anew_before_it_is_locked_is_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lock would be of a folder that is gone, and protect nothing."""
+    replaced = list[Path]()
+
+    def replacing(lock: int, **options: bool) -> bool:
+        (folder,) = tmp_path.glob(".made.*")
+        if not replaced:
+            replaced.append(folder)
+            folder.rename(tmp_path / "gone")
+            folder.mkdir()
+        return is_held(lock, **options)
+
+    monkeypatch.setattr("plumbline.data.workspace.is_held", replacing)
+    with resumed_folder(tmp_path / "made", KIND, "key") as folder:
+        (folder / "mark").touch()
+        held = os.open(folder, os.O_RDONLY)
+        assert is_held(held), "the one that is filled"
+        os.close(held)
 
 
 def test_a_folder_that_vanishes_before_it_is_locked_is_made_again(

@@ -31,7 +31,7 @@ def model_card(model: LoadedModel, report: ExportReport) -> str:
             for key, value in scores.items()
             if key.startswith("eval/") and isinstance(value, (int, float))
         ),
-        ("Export check", f"logits within {report.relative_error:.1e}, {report.greedy_tokens} greedy tokens equal"),
+        ("Export check", report.agreement),
     ]
     if report.headroom is not None:
         room = report.headroom

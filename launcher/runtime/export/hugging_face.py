@@ -19,6 +19,7 @@ from plumbline.data.tokenizers import copy_tokenizer
 from plumbline.data.workspace import FolderKind, check_replaceable, is_free, new_folder
 from plumbline.launcher.runtime.export.card import model_card
 from plumbline.launcher.runtime.export.report import OBJECTIVE, ExportError, ExportReport
+from plumbline.launcher.runtime.export.rounding import round_to_bf16
 from plumbline.launcher.runtime.export.verify import check_tokens, verify_plain, verify_thinker
 from plumbline.launcher.runtime.models.open import LoadedModel, load_tokenizer, native_classes, quiet_transformers
 from plumbline.launcher.runtime.system.files import read_object, write_json
@@ -48,8 +49,10 @@ EXPORT = FolderKind(
 )
 
 
-def export(model: LoadedModel, output: Path, target: str, overwrite: bool = False) -> ExportReport:
-    """Export to `output`.
+def export(
+    model: LoadedModel, output: Path, target: str, overwrite: bool = False, in_bf16: bool = False
+) -> ExportReport:
+    """Export to `output`, in fp32, or rounded to bf16 after the verification.
 
     Raises:
         ValueError: the output folder is in use or not an export, no stock class can express this model, or it uses
@@ -85,6 +88,8 @@ def export(model: LoadedModel, output: Path, target: str, overwrite: bool = Fals
                 settings, tensors = thinker.export_thinker(target, ours.config, ours.multipliers, decoding, weights)
                 _write_thinker(settings, tensors, staging)
                 report = replace(report, lookahead=verify_thinker(ours, decoding, staging, own_code))
+            if in_bf16:
+                report = replace(report, rounded_error=round_to_bf16(staging, output, own_code))
         if model.config.objective.text_sees_thoughts:
             report = replace(report, only_with_thoughts=str(model.config.objective))
         (staging / "README.md").write_text(model_card(model, report), encoding="utf-8")

@@ -39,6 +39,8 @@ class ExportReport:
     """max |logit difference| / max |logit|, fp32."""
     greedy_tokens: int
     """Number of greedy tokens compared, all of which agree."""
+    rounded_error: float | None = None
+    """By how much rounding the weights to bf16 changed the logits, relative to the largest; None if they are fp32."""
     own_code: bool = False
     """Whether the folder contains the code of its class, which a user must trust."""
     headroom: Headroom | None = None
@@ -49,6 +51,14 @@ class ExportReport:
     """Objective, if it only trained predictions with thoughts, which the folder's class does not make, else None."""
     unread: tuple[str, ...] = ()
     """Entries of config.json that some engines do not read: there the folder is another model, without an error."""
+
+    @property
+    def agreement(self) -> str:
+        """Return how the folder compares with the model, in a line."""
+        rounded = (
+            "" if self.rounded_error is None else f"; rounded to bf16 since, logits within {self.rounded_error:.1e}"
+        )
+        return f"logits within {self.relative_error:.1e}, {self.greedy_tokens} greedy tokens equal{rounded}"
 
     @property
     def cautions(self) -> tuple[str, ...]:

@@ -82,7 +82,7 @@ def verify_plain(ours: CausalLM, staging: Path, output: Path, architecture: str,
                 f"{following[0].item()}; nothing was exported"
             )
         sequences = [torch.cat((seen, new), dim=1) for seen, new in zip(sequences, following, strict=True)]
-    return ExportReport(str(output), architecture, relative_error, steps, own_code)
+    return ExportReport(str(output), architecture, relative_error, steps, own_code=own_code)
 
 
 @torch.no_grad()

@@ -266,6 +266,26 @@ def test_gradients_pass_straight_through_what_the_grid_holds() -> None:
     assert float(rounded.detach().min()) == pytest.approx(-128 / 127)
 
 
+def test_the_gradient_ends_half_a_step_beyond_both_ends() -> None:
+    limits = Limits(torch.tensor(-1.0), torch.tensor(1.0))
+    steps = torch.tensor([-128.6, -128.4, -128.0, 127.0, 127.4, 127.6])
+    x = (steps / 127).requires_grad_()
+    Quantizer(format="int8").fake_quantize(x, "activations", limits).sum().backward()
+    assert x.grad is not None
+    assert x.grad.tolist() == [0, 1, 1, 1, 1, 0]
+
+
+def test_a_scale_beyond_half_precision_is_its_largest() -> None:
+    """Or it would be infinite, and all values nan."""
+    x = torch.full((1, 4), 1e7)
+    for bits in (4, 8):
+        quantizer = Quantizer(format=f"int{bits}", granularity="channel", scales="fp16")
+        largest = torch.finfo(torch.float16).max * (2 ** (bits - 1) - 1)
+        rounded = quantizer.fake_quantize(x, "weights")
+        assert torch.isfinite(rounded).all()
+        assert float(rounded.max()) == pytest.approx(min(1e7, largest), rel=0.15)
+
+
 def test_the_gradient_passes_what_a_coarse_scale_cuts_off() -> None:
     x = torch.tensor([[7.9, 1.0, -0.5, 0.2] * 8], requires_grad=True)
     rounded = BLOCK_FORMATS["mxfp4"].fake_quantize(x, "weights")
