@@ -154,6 +154,21 @@ def test_at_stage_2_every_gradient_fits_into_a_bucket(tiny_config: Path, world: 
     assert set(reduced) == {True}
 
 
+def test_deepspeed_reports_no_memory(tiny_config: Path, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each report would collect Python's garbage, twice for each group."""
+    from deepspeed.runtime import bf16_optimizer
+
+    reports: list[str] = []
+
+    def report(message: str, **_: bool) -> None:
+        reports.append(message)
+
+    monkeypatch.setattr(bf16_optimizer, "see_memory_usage", report)
+    DeepSpeedEngine(load_config(tiny_config, ["deepspeed.precision=bf16", "deepspeed.zero_stage=1"]), world)
+    assert reports == []
+    assert bf16_optimizer.see_memory_usage is report, "other users of DeepSpeed have it back"
+
+
 def test_deepspeeds_own_group_waits_as_long_as_ours(world: World) -> None:
     from deepspeed.utils import groups
 

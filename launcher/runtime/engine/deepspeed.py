@@ -169,7 +169,7 @@ class DeepSpeedEngine(Engine):
         from deepspeed.runtime import torch_autocast
 
         torch_autocast.TORCH_AUTOCAST_INITIALIZED = False  # else an earlier engine's setting stays
-        with quiet_stdout():
+        with quiet_stdout(), deepspeed_fixes.no_memory_reports():
             engine, *_ = deepspeed.initialize(
                 model=model, optimizer=optimizer, config=self.requested, dist_init_required=False
             )
