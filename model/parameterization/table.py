@@ -19,7 +19,7 @@ Source: Table 1 of CompleteP (arXiv 2505.01618), with these additions:
 
 The role of a tensor follows from its *name* (tensors.py), never from its shape (ZeRO-3 shows empty shapes), and the
 table only from the configuration, so `plan.py`, the initialisation and the optimizer's groups use the same rows. Weight
-decay follows PyTorch's coupled convention: a step decays by lr * weight_decay.
+decay is that of torch's AdamW: a step shrinks a weight by lr * weight_decay of it.
 """
 
 import math

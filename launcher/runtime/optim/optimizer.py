@@ -42,7 +42,7 @@ class CommonKeys(BaseModel, use_attribute_docstrings=True):
     eps: PositiveFloat = 1e-8
     """Number added to the root of the second moment, at the base size."""
     weight_decay: NonNegativeFloat = 0.1
-    """Coupled decay (a step decays by lr x weight_decay), on matrices and embeddings only."""
+    """Decay as in torch's AdamW: a step shrinks a weight by lr x weight_decay of it. Only matrices and embeddings."""
     grad_clip: NonNegativeFloat = 1.0
     """Largest global norm of the gradient; a larger one is scaled down to it. 0 turns clipping off."""
     grad_clip_norm: Literal["plain", "base"] = Field(default="plain", json_schema_extra={"shapes": "state"})
@@ -218,7 +218,7 @@ def parameter_groups(
         model: a model from `build_decoder` or `load_model`, with this parameterization.
         parameterization: scales the settings below, which are those tuned at its base size.
         lr: peak learning rate.
-        weight_decay: coupled, as in torch.
+        weight_decay: as in torch, where a step shrinks a weight by lr x weight_decay of it.
         eps: of AdamW.
         betas: of AdamW.
     """

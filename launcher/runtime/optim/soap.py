@@ -33,7 +33,7 @@ SIDES = (0, 1)  # of a matrix: L and Q_L belong to its rows, R and Q_R to its co
 
 
 class SOAP(torch.optim.Optimizer):
-    """Update whole matrices with SOAP and PyTorch's coupled decay (a step decays by lr x weight_decay).
+    """Update whole matrices with SOAP and the decay of torch's AdamW (lr x weight_decay).
 
     Args:
         groups: matrices, with lr, betas, eps, weight_decay, precondition_frequency, precondition_block and
