@@ -66,7 +66,14 @@ from plumbline.launcher.runtime.config.plan import RunPlan, cautions, describe_s
 from plumbline.launcher.runtime.config.rank_counts import check_ranks
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.network import Compute, Machine, compute
-from plumbline.launcher.runtime.engine.stage import StageEstimate, estimate_stages, fastest, preferred, shortage
+from plumbline.launcher.runtime.engine.stage import (
+    StageEstimate,
+    estimate_stages,
+    fastest,
+    peak_tflops,
+    preferred,
+    shortage,
+)
 from plumbline.launcher.runtime.laws import prediction
 from plumbline.launcher.runtime.optim.proportions import Proportions
 from plumbline.model.flops import training_flops_per_token
@@ -149,9 +156,8 @@ def check_options(arguments: argparse.Namespace) -> None:
 
 
 def peak_of(config: Config, arguments: argparse.Namespace) -> float:
-    """Return the peak of a device in TFLOP/s: of the option, of the configuration, or assumed for its precision."""
-    assumed = assumed_device.PEAK_TFLOPS[config.deepspeed.precision]
-    return float(arguments.peak_tflops or config.metrics.peak_tflops or assumed)
+    """Return the peak of a device in TFLOP/s: of the option, or as without one."""
+    return float(arguments.peak_tflops or peak_tflops(config))
 
 
 def machine_of(config: Config, arguments: argparse.Namespace) -> Machine:

@@ -178,7 +178,7 @@ def test_a_run_that_saved_nothing_is_not_overwritten_by_another(
     assert (config.run.folder / "metrics.jsonl").read_bytes() == metrics
     assert "are made again" not in capsys.readouterr().err
     assert attempt(config, world), "the same run begins again"
-    assert "came to step 6 and saved no checkpoint: all steps are made again" in capsys.readouterr().err
+    assert "came to step 6 and saved no checkpoint there: all steps are made again" in capsys.readouterr().err
 
 
 def test_samples_that_hang_are_given_up(

@@ -116,12 +116,17 @@ def check_not_lost(config: Config) -> None:
     newest = next((line.item for line in lines_from_end(metrics)), None) if metrics.is_file() else None
     if newest is None or not (run / CONFIG).is_file():
         return
-    if lines := differences(config_in(run), config, RESUMED):
+    try:
+        before = config_in(run)
+    except ValueError as error:
+        raise CheckpointError(f"{error}; {_anew(run)}") from error
+    if lines := differences(before, config, RESUMED):
         values = "".join(f"\n  {line}" for line in lines)
         raise CheckpointError(f"{run} has the record of a run of other values; {_anew(run)}, or undo:{values}")
+    elsewhere = "" if config.checkpoint.local is None else "unless its nodes have one, "
     LOG.warning(
-        f"{run}: an earlier attempt came to step {newest.get('step')} and saved no checkpoint: all steps are made "
-        "again; a lower checkpoint.interval saves them"
+        f"{run}: an earlier attempt came to step {newest.get('step')} and saved no checkpoint there: {elsewhere}all "
+        "steps are made again; a lower checkpoint.interval saves them"
     )
 
 

@@ -134,7 +134,7 @@ def cautions(config: Config, plan: RunPlan) -> Iterator[str]:
             "data.packing = best_fit with model.document_mask = false: the documents of a sample, which have nothing "
             "to do with each other, see each other; leave document_mask out to mask them"
         )
-    yield from _guard_cautions(config)
+    yield from _guard_cautions(config, plan)
     hang, timeout = config.train.hang_minutes, config.deepspeed.timeout_minutes
     if hang is not None and hang >= timeout:
         yield (
@@ -151,10 +151,22 @@ def cautions(config: Config, plan: RunPlan) -> Iterator[str]:
         yield from plan.proportions.cautions()  # a branch has those of its parent
 
 
-def _guard_cautions(config: Config) -> Iterator[str]:
+def _guard_cautions(config: Config, plan: RunPlan) -> Iterator[str]:
     """Yield cases, other than those refused, in which there may be no checkpoint before a spike."""
     saves = config.checkpoint
+    steps = plan.total_steps - plan.first_step
     for name, spike in config.guards.spikes.items():
+        if (
+            spike.action == "roll_back"
+            and saves.local is None
+            and saves.interval is not None
+            and saves.interval > steps
+        ):
+            yield (
+                f"guards.{name}.action = roll_back: checkpoint.interval = {saves.interval}, and the run has {steps} "
+                "steps: there is nothing to go back to; lower it"
+            )
+            continue
         if spike.action != "roll_back" or not spike.look_back:
             continue
         if saves.interval is None:

@@ -177,7 +177,8 @@ class CheckpointConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_
         if self.local is not None and self.interval is not None and self.local.interval >= self.interval:
             raise ValueError(
                 f"local.interval = {self.local.interval} is not below checkpoint.interval = {self.interval}, so that a "
-                "local checkpoint would never be the newest: lower it"
+                "local checkpoint would never be the newest: lower it, or raise checkpoint.interval (null: the nodes "
+                "alone keep checkpoints until the end)"
             )
         return self
 

@@ -193,7 +193,8 @@ class _Case:
     def messages(self) -> tuple[float, float]:
         """Return the bytes of messages during micro-batches, and of the update after activations are freed."""
         if sums_shares(self.config, self.stage):
-            return 0.0, self._copies() * self.parameters if self.ranks > 1 else 0.0
+            rounded, by_gloo = self._copies() if self.ranks > 1 else (0.0, 0.0)
+            return rounded * self.parameters, (rounded + by_gloo) * self.parameters
         if self.stage == 0 or (self.stage == 1 and self.mixed):  # one message; about as much when offloaded
             return 0.0, FP32 * min(self.parameters, FLATTENED) if self.ranks > 1 else 0.0
         if self.stage == 1:  # through a bucket, unless there is one rank, and in one piece in the end
@@ -206,11 +207,13 @@ class _Case:
         gathered = min(self.parameters, LIVE) + min(self.parameters, prefetch)
         return FP32 * self.reduce_bucket + self.width * gathered, 0.0
 
-    def _copies(self) -> float:
-        """Return the bytes copied per gradient element when gradients are summed in place."""
+    def _copies(self) -> tuple[float, float]:
+        """Return the bytes of rounded copies per gradient element where it is summed in place, and of gloo's copies.
+
+        Rounded ones are made while the backward pass goes on, and all of them are kept until it has ended.
+        """
         rounded = BF16 if self.config.deepspeed.communication_dtype == "bf16" else 0.0
-        by_gloo = 0.0 if self.on_gpu else rounded or FP32  # gloo copies every message
-        return rounded + by_gloo
+        return rounded, 0.0 if self.on_gpu else rounded or FP32
 
     def sums_of_a_tree(self) -> tuple[float, float]:
         """Return the bytes of gradients under `any_ranks` during micro-batches, and those of the update.

@@ -1,7 +1,8 @@
 """Describe which part of each tensor a rank keeps, and where, as checkpoints need it."""
 
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate, count, pairwise
+from math import gcd
 
 from torch import Tensor, nn
 
@@ -45,13 +46,24 @@ class Piece:
         return Piece(self.name, self.shape, self.shard, first, first, last - first, self.trained)
 
 
-def sampled(flat: Tensor) -> Tensor:
-    """Return evenly spread elements of a flat tensor, not copied: all, or about 2^20 of a larger one.
+def sampled(flat: Tensor, width: int) -> Tensor:
+    """Return evenly spread elements of a piece, not copied: all, or at most 2^20 of a larger one.
 
     Their mean square is that of all within about a thousandth, and a copy of them fits beside a model that fills its
-    device. Their distance is odd, so that they come from every column of a matrix whose width is even.
+    device.
+
+    Args:
+        flat: the piece.
+        width: columns of its matrix. The distance of the elements has no common divisor with it, so that they come from
+            every column.
     """
-    return flat[:: -(-flat.numel() // SAMPLED) | 1]
+    least = max(1, -(-flat.numel() // SAMPLED))
+    return flat[:: next(step for step in count(least) if gcd(step, width) == 1)]
+
+
+def stands_for(sample: Tensor, flat: Tensor) -> float:
+    """Return how many elements of a piece each one of its sample stands for."""
+    return flat.numel() / max(1, sample.numel())
 
 
 def replicated(name: str, parameter: nn.Parameter) -> Piece:

@@ -64,8 +64,12 @@ def estimate_stages(
 
 def assumed_machine(config: Config, ranks: int) -> Machine:
     """Return the machine that is assumed where none is given, to weigh recomputation against communication."""
-    peak = assumed_device.PEAK_TFLOPS[config.deepspeed.precision]
-    return Machine(ranks, 1e12 * peak * assumed_device.MFU, 1e9 * assumed_device.NETWORK_GBS)
+    return Machine(ranks, 1e12 * peak_tflops(config) * assumed_device.MFU, 1e9 * assumed_device.NETWORK_GBS)
+
+
+def peak_tflops(config: Config) -> float:
+    """Return the peak of a device in TFLOP/s, as the configuration says or as assumed for its precision."""
+    return config.metrics.peak_tflops or assumed_device.PEAK_TFLOPS[config.deepspeed.precision]
 
 
 def at_stage(config: Config, stage: int) -> Config:

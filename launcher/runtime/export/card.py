@@ -37,7 +37,8 @@ def model_card(model: LoadedModel, report: ExportReport) -> str:
         room = report.headroom
         rows.append(("Stream", f"sum of squares up to {room.largest:.1e} in the check; at most {room.limit:.1e}"))
     if report.lookahead is not None:
-        rows.append(("Thoughts", str(report.lookahead)))
+        when = "" if report.rounded_error is None else ", before the weights were rounded"
+        rows.append(("Thoughts", f"{report.lookahead}{when}"))
     trust = ", trust_remote_code=True" if report.own_code else ""
     cautions = "".join(f"\n\n**{words}.**" for words in report.cautions)
     table = "\n".join(f"| {name} | {value} |" for name, value in rows)
@@ -93,7 +94,8 @@ def _how(report: ExportReport) -> str:
             "constant that makes the norms of the stock class constant: for inference in bfloat16 or float32, not for "
             "training or float16."
         )
+    exactly = "exactly" if report.rounded_error is None else "up to the rounding of its weights to bf16"
     return (
         "The parameterization's multipliers are folded into the weights (Granite keeps them in its configuration), so "
-        "the stock class computes the trained function exactly."
+        f"the stock class computes the trained function {exactly}."
     )

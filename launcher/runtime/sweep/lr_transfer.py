@@ -55,7 +55,7 @@ class LrPoint:
 
 @dataclass(frozen=True)
 class Optimum:
-    """Hold the best learning rate of a size, in log2, and the loss there; None without any loss."""
+    """Hold the best learning rate of a size, in log2, and the fitted loss there; None without any loss."""
 
     optimum: float | None
     """Mean over seeds of each seed's optimum."""
@@ -274,7 +274,7 @@ def _points(results: Sequence[Result], seeds: dict[int, Curve]) -> list[LrPoint]
 
 
 def optimum(seeds: dict[int, Curve]) -> Optimum:
-    """Return the best learning rate and the loss there."""
+    """Return the best learning rate and the fitted loss there."""
     fits = {seed: fit(curve) for seed, curve in seeds.items() if curve}
     common = _common(seeds)
     best, mean_edge = fit(_mean_curve(common)) if all(common.values()) else (None, True)

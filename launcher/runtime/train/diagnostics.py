@@ -15,7 +15,7 @@ from torch import Tensor
 
 from plumbline.data.streams import IGNORED
 from plumbline.launcher.runtime.engine.base import Engine
-from plumbline.launcher.runtime.engine.pieces import sampled
+from plumbline.launcher.runtime.engine.pieces import sampled, stands_for
 from plumbline.launcher.runtime.system.collectives import sum_over_ranks
 from plumbline.model.diagnostics.observer import Observation, layer_name, observing
 from plumbline.model.diagnostics.statistics import gain_sums, gradient_sums, update_sums
@@ -63,15 +63,18 @@ class StepObserver:
                 place = layer_name(number, self._layers)
                 self.observation.add("grad", f"/{place}", gradient_sums(query, key, value))
         for name, piece in self._engine.master_pieces():
-            if len(self._learned[name].shape) > 1:
-                self._before[name] = sampled(piece).clone()
+            shape = self._learned[name].shape
+            if len(shape) > 1:
+                self._before[name] = sampled(piece, shape[-1]).clone()
 
     @torch.no_grad()
     def after_update(self) -> None:
         """Measure how far each matrix has moved, and the gains of norms."""
         for name, piece in self._engine.master_pieces():
             if name in self._before:
-                self._add("update", name, update_sums(self._before.pop(name), sampled(piece)))
+                before = self._before.pop(name)
+                sums = update_sums(before, sampled(piece, self._learned[name].shape[-1]))
+                self._add("update", name, {key: value * stands_for(before, piece) for key, value in sums.items()})
             elif not name.endswith("bias"):
                 self._add("gain", name, gain_sums(piece))
 

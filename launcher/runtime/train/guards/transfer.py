@@ -27,7 +27,7 @@ from plumbline.data.damage import DamagedFileError
 from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.guards import TransferConfig
 from plumbline.launcher.runtime.engine.base import Engine
-from plumbline.launcher.runtime.engine.pieces import Piece, sampled
+from plumbline.launcher.runtime.engine.pieces import Piece, sampled, stands_for
 from plumbline.launcher.runtime.engine.step_result import StepResult
 from plumbline.launcher.runtime.optim.optimizer import OPTIMIZERS
 from plumbline.launcher.runtime.run.metrics import read_metrics
@@ -82,8 +82,9 @@ class Transfer(Guard):
     def before_update(self) -> None:
         """Copy the weights that are compared, if this update is measured."""
         if self._lr and self._step & (self._step - 1) == 0:
-            pieces = self._engine.master_pieces()
-            self._before = {name: sampled(weight).clone() for name, weight in pieces if name in self._rows}
+            for name, weight in self._engine.master_pieces():
+                if name in self._rows:
+                    self._before[name] = sampled(weight, self._width(name)).clone()
 
     @torch.no_grad()
     def after_update(self) -> None:
@@ -105,10 +106,16 @@ class Transfer(Guard):
         of_shard = {key: value for key, value in state.get(piece.shard, {}).items() if _is_like(value, piece.shard)}
         if not (of_shard and lr):  # no update was applied yet, or the rate is 0
             return before.new_zeros(2, dtype=torch.float64)
-        update = (sampled(piece.of(piece.shard)) - before * (1 - lr * row.weight_decay)) / lr
-        of_piece = {key: sampled(piece.of(value)) for key, value in of_shard.items()}
+        weight, width = piece.of(piece.shard), self._width(piece.name)
+        update = (sampled(weight, width) - before * (1 - lr * row.weight_decay)) / lr
+        of_piece = {key: sampled(piece.of(value), width) for key, value in of_shard.items()}
         unit = unit_update(of_piece, group, self._step - self._skipped)
-        return torch.stack([values.square().sum(dtype=torch.float64) for values in (update, unit)])
+        sums = torch.stack([values.square().sum(dtype=torch.float64) for values in (update, unit)])
+        return sums * stands_for(before, weight)
+
+    def _width(self, name: str) -> int:
+        shape = self._rows[name][0].shape
+        return shape[-1] if shape else 1
 
     def after_step(self, _step: int, result: StepResult) -> None:
         """Count skipped updates, which Adam does not count as steps, and drop their measurements.
