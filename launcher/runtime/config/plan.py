@@ -156,18 +156,15 @@ def _guard_cautions(config: Config, plan: RunPlan) -> Iterator[str]:
     saves = config.checkpoint
     steps = plan.total_steps - plan.first_step
     for name, spike in config.guards.spikes.items():
-        if (
-            spike.action == "roll_back"
-            and saves.local is None
-            and saves.interval is not None
-            and saves.interval > steps
-        ):
+        if spike.action != "roll_back":
+            continue
+        if saves.local is None and saves.interval is not None and saves.interval >= steps:
             yield (
                 f"guards.{name}.action = roll_back: checkpoint.interval = {saves.interval}, and the run has {steps} "
                 "steps: there is nothing to go back to; lower it"
             )
             continue
-        if spike.action != "roll_back" or not spike.look_back:
+        if not spike.look_back:
             continue
         if saves.interval is None:
             kept, remedy = "the one checkpoint of checkpoint.local", "set checkpoint.interval as well"

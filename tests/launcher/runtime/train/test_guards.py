@@ -278,6 +278,11 @@ def test_a_spike_may_send_back_where_a_checkpoint_before_it_stays(tiny_config: P
             "{interval: null, local: {path: /tmp, interval: 5}}",
             r"the one checkpoint of checkpoint.local may",
         ),
+        (
+            "{interval: 1000}",
+            r"checkpoint.interval = 1000, and the run has 20 steps: there is nothing to go back to; lower it",
+        ),
+        ("{interval: 20}", r"checkpoint.interval = 20, and the run has 20 steps: there is nothing to go back to"),
         ("{interval: 3, keep_every: 3}", None),
         ("{interval: 9}", None),
     ],
@@ -288,6 +293,6 @@ def test_a_spike_that_may_find_no_checkpoint_before_it_is_a_caution(
     file = tmp_path / "saves.yaml"
     file.write_text(f"extends: {tiny_config}\ncheckpoint: {saves}\n")
     config = load_config(file, ["guards.gradient_spike={action: roll_back, look_back: 9}"])
-    told = [line for line in cautions(config, plan_run(config)) if "look_back" in line]
+    told = [line for line in cautions(config, plan_run(config)) if "guards.gradient_spike" in line]
     assert len(told) == (caution is not None)
     assert all(re.search(str(caution), line) for line in told)
