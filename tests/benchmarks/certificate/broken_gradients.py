@@ -100,14 +100,19 @@ def _(_engine: Any, swap: Swap) -> None:
     swap(deepspeed_fixes, "forget_gradients", lambda _zero: None)
 
 
-MUTANTS.append(
-    asking(
-        "gradients are accumulated in bf16",
-        lambda case: bf16_optimizer_of(case) and accumulates(case),
-        "data_types.grad_accum_dtype",
-        "bf16",
-    )
-)
+@mutant("gradients are accumulated in bf16", lambda case: bf16_optimizer_of(case) and accumulates(case))
+def _(engine: Any, swap: Swap) -> None:
+    zero = engine._engine.optimizer
+    add = zero.accumulate_hp_grads_and_remove_lp
+
+    def to_a_rounded_sum(parameter: Any, group: int, index: int) -> None:
+        total = zero.fp32_groups_gradients[group][index]
+        total.copy_(total.bfloat16())
+        add(parameter, group, index)
+
+    swap(zero, "accumulate_hp_grads_and_remove_lp", to_a_rounded_sum)
+
+
 MUTANTS.append(
     asking(
         "gradients are summed over ranks in bf16",
