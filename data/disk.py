@@ -59,6 +59,32 @@ def exchange(one: Path, other: Path) -> bool:
     return True
 
 
+def replace_folder(output: Path, new: Path, aside: Path) -> Path:
+    """Put a folder in the place of another, flush the names, and return where the other one is now: `new` or `aside`.
+
+    If the file system cannot exchange two names (NFS), this takes two renames, and a kill between them leaves none of
+    the two at `output`.
+
+    Args:
+        output: the folder that is replaced.
+        new: the folder that takes its place.
+        aside: where the replaced one goes if names cannot be exchanged.
+
+    Raises:
+        OSError: it failed, and both keep their names.
+    """
+    if exchange(new, output):
+        sync(output.parent)
+        return new
+    move(output, aside)
+    try:
+        move(new, output)
+    except OSError:
+        move(aside, output)
+        raise
+    return aside
+
+
 class FullDiskError(OSError):
     """Name the folder for which the disk had no room, and the remedy."""
 

@@ -14,7 +14,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from plumbline.data.disk import FullDiskError, exchange, move, naming_full_disk, sync
+from plumbline.data import disk
+from plumbline.data.disk import FullDiskError, naming_full_disk, sync
 from plumbline.data.locks import is_held
 
 PARTIAL, NEW, OLD = ".partial", ".new", ".old"
@@ -216,32 +217,17 @@ def publish_folder(folder: Path, output: Path) -> None:
     for path in [*folder.rglob("*"), folder]:
         sync(path)
     if not output.exists():
-        move(folder, output)
+        disk.move(folder, output)
         return
     # After a kill, the inode number tells whether the folder of this name is still the new one
     new = folder.with_suffix(f".{folder.stat().st_ino}{NEW}")
-    move(folder, new)
+    disk.move(folder, new)
     try:
-        old = _replace(output, new)
+        old = disk.replace_folder(output, new, new.with_suffix(OLD))
     except OSError:
-        move(new, folder)
+        disk.move(new, folder)
         raise
-    sync(output.parent)
     shutil.rmtree(old, ignore_errors=True)
-
-
-def _replace(output: Path, new: Path) -> Path:
-    """Put `new` in place of `output`, and return where the old folder is now."""
-    if exchange(new, output):
-        return new
-    old = new.with_suffix(OLD)
-    move(output, old)
-    try:
-        move(new, output)
-    except OSError:
-        move(old, output)
-        raise
-    return old
 
 
 def restore(output: Path) -> None:
@@ -250,7 +236,7 @@ def restore(output: Path) -> None:
         with _abandoned(old.with_suffix(NEW)) as abandoned:
             if abandoned and not os.path.lexists(output):
                 with contextlib.suppress(OSError):  # another process does the same, or we may not write here
-                    move(old, output)
+                    disk.move(old, output)
 
 
 def _clean(output: Path) -> None:
@@ -263,7 +249,7 @@ def _clean(output: Path) -> None:
             name, number, _ = new.name.rsplit(".", 2)
             partial = new.with_name(name + PARTIAL)
             if abandoned and new.stat().st_ino == int(number) and not partial.exists():
-                move(new, partial)
+                disk.move(new, partial)
             elif abandoned:
                 shutil.rmtree(new, ignore_errors=True)
 

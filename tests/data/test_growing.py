@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from plumbline.data import workspace
+from plumbline.data import disk
 from plumbline.data.config import DataConfig, SourceConfig
 from plumbline.data.corpus import Corpus, open_corpus, read_manifest
 from plumbline.data.heldout import place
@@ -142,12 +142,12 @@ def test_a_kill_while_a_corpus_is_replaced_leaves_one_of_the_two(
 ) -> None:
     """The process kills itself before the step that is named: where folders cannot be exchanged, there are two more."""
     if not exchanged:
-        monkeypatch.setattr(workspace, "exchange", lambda *_: False)
+        monkeypatch.setattr(disk, "exchange", lambda *_: False)
     shutil.copytree(corpus, tmp_path / "d")
     new = source(tmp_path / "new.jsonl", NEW)
     append(tmp_path / "d", new)
     before, after = files(corpus), files(tmp_path / "d")
-    killed(count, function, partial(append, corpus, new), shutil if function == "rmtree" else workspace)
+    killed(count, function, partial(append, corpus, new), shutil if function == "rmtree" else disk)
     assert len(leftovers(tmp_path)) == (2 if (exchanged, function, count) == (False, "move", 2) else 1)
     open_corpus(corpus)
     assert files(corpus) == (after if function == "rmtree" else before)
@@ -167,7 +167,7 @@ def test_a_damaged_corpus_that_was_replaced_does_not_come_back(
     """What was finished and what it replaced have the same name at one time or another, and are the same request's."""
     flip(corpus / "train.bin")
     again = Request(Sources((str(tmp_path / "old.jsonl"),)), "byte", corpus, 0.1, overwrite=True)
-    killed(count, function, partial(prepare, again), shutil if function == "rmtree" else workspace)
+    killed(count, function, partial(prepare, again), shutil if function == "rmtree" else disk)
     assert bool(verify(corpus)[1]) == (function == "exchange")
     assert len(leftovers(tmp_path)) == 1
     prepare(again)

@@ -106,8 +106,8 @@ def test_what_replaces_an_output_whose_name_begins_alike_stays(
         moved(source, target)
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):  # noqa: PT012
-        patched.setattr(workspace, "exchange", lambda *_: False)
-        patched.setattr(workspace, "move", die)
+        patched.setattr(disk, "exchange", lambda *_: False)
+        patched.setattr(disk, "move", die)
         make(output)
     assert not output.exists()
     restore(tmp_path / "c4")

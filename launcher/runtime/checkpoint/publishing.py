@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 
 import xxhash
 
-from plumbline.data.disk import exchange, move, sync
+from plumbline.data.disk import move, replace_folder, sync
 from plumbline.launcher.runtime.checkpoint.store import (
     CONFIG,
     FORMAT,
@@ -130,25 +130,12 @@ def publish(staging: Path, facts: Mapping[str, Any], files: Mapping[str, FileFac
     _write_file(staging / MANIFEST, text)
     sync(staging)
     if final.exists():  # it is damaged, or this save is a second try
-        _replace(final, staging)
+        replaced = replace_folder(final, staging, staging.with_suffix(REPLACED))
+        shutil.rmtree(replaced, ignore_errors=True)  # only now that the new one has the name
     else:
         move(staging, final)
     _point_to(final)
     return final
-
-
-def _replace(final: Path, staging: Path) -> None:
-    """Replace a checkpoint by a finished staging folder, and delete the old one only afterwards.
-
-    If the file system cannot exchange two names (NFS), this takes two renames; `put_back` repairs a kill between them.
-    """
-    replaced = staging
-    if not exchange(staging, final):
-        replaced = staging.with_suffix(REPLACED)
-        move(final, replaced)
-        move(staging, final)
-    sync(final.parent)
-    shutil.rmtree(replaced, ignore_errors=True)
 
 
 def put_back(root: Path) -> None:

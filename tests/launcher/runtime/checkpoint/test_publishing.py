@@ -1,5 +1,6 @@
 """Files of checkpoints whatever is killed when: what is under a final name is whole."""
 
+import errno
 import re
 import shutil
 from collections.abc import Callable
@@ -8,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from plumbline.data import disk
 from plumbline.launcher.runtime.checkpoint import publishing, store
 from plumbline.launcher.runtime.config.sections import CheckpointConfig
 
@@ -60,7 +62,7 @@ def test_a_checkpoint_that_is_written_again_is_there_before_the_one_of_before_is
     with monkeypatch.context() as patched:
         patched.setattr(shutil, "rmtree", die)
         if not exchanges:
-            patched.setattr(publishing, "exchange", lambda _one, _other: False)
+            patched.setattr(disk, "exchange", lambda _one, _other: False)
         with pytest.raises(KilledError):
             publish(tmp_path, 3)
     (found,) = store.checkpoints(tmp_path)
@@ -80,8 +82,8 @@ def test_one_that_lost_its_name_to_a_kill_gets_it_again(tmp_path: Path, monkeypa
         source.replace(target)
 
     with monkeypatch.context() as patched:
-        patched.setattr(publishing, "exchange", lambda _one, _other: False)
-        patched.setattr(publishing, "move", move)
+        patched.setattr(disk, "exchange", lambda _one, _other: False)
+        patched.setattr(disk, "move", move)
         with pytest.raises(KilledError):
             publish(tmp_path, 3)
     assert store.checkpoints(tmp_path) == []
@@ -90,6 +92,28 @@ def test_one_that_lost_its_name_to_a_kill_gets_it_again(tmp_path: Path, monkeypa
     assert store.read_manifest(found) == before
     publishing.tidy(tmp_path, found)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step_00000003"]
+
+
+def test_one_that_cannot_be_replaced_keeps_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The save that was to replace it fails, and no start needs to repair what it left."""
+    publish(tmp_path, 3)
+    before = store.read_manifest(tmp_path / "step_00000003")
+    moved = disk.move
+
+    def move(source: Path, target: Path) -> None:
+        if source.name.endswith(".staging"):
+            raise OSError(errno.EIO, "away")
+        moved(source, target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(disk, "exchange", lambda _one, _other: False)
+        patched.setattr(disk, "move", move)
+        with pytest.raises(OSError, match="away"):
+            publish(tmp_path, 3)
+    (found,) = store.checkpoints(tmp_path)
+    assert store.read_manifest(found) == before
+    publish(tmp_path, 3)
+    assert [folder.name for folder in store.checkpoints(tmp_path)] == ["step_00000003"]
 
 
 def test_a_pointer_that_cannot_be_written_fails_no_save(
