@@ -94,12 +94,10 @@ def check_options(parser: argparse.ArgumentParser, arguments: argparse.Namespace
     for name in ("data", "task", "tasks"):
         if getattr(arguments, name) == "":
             parser.error(f"--{name}: is empty, as a shell leaves it of a variable that is not set: give a name")
-    for name in NOT_OF_TASKS if arguments.tasks else OF_TASKS:
-        value = getattr(arguments, name)
-        if value is not None and value is not False:  # --num-fewshot 0 was given
-            ours = "--data, --text or --task"
-            wrong, right = ("--tasks", ours) if arguments.tasks else (ours, "--tasks")
-            parser.error(f"--{name.replace('_', '-')} does not go with {wrong}: leave it out, or give {right}")
+    ours = "--data, --text or --task"
+    wrong, right, names = ("--tasks", ours, NOT_OF_TASKS) if arguments.tasks else (ours, "--tasks", OF_TASKS)
+    if misplaced := cli.given(arguments, names):
+        parser.error(f"{misplaced[0]} does not go with {wrong}: leave it out, or give {right}")
     if arguments.num_fewshot is not None and arguments.num_fewshot < 0:
         parser.error(f"--num-fewshot {arguments.num_fewshot}: 0 is none, more are examples before each question")
 

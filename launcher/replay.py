@@ -37,14 +37,13 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--most-steps", type=cli.positive, metavar="N", help="with --verify: compute at most N steps of each window"
     )
-    parser.add_argument("--full", action="store_true", default=None, help="with --step: show texts in full")
+    parser.add_argument("--full", action="store_true", help="with --step: show texts in full")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     cli.add_rank_options(parser)
     arguments = parser.parse_args()
-    needed, others = ("--step", OF_STEP) if arguments.verify else ("--verify", OF_VERIFY)
-    for name in others:
-        if getattr(arguments, name) is not None:
-            parser.error(f"--{name.replace('_', '-')} goes with {needed}: give it, or leave this out")
+    needed, names = ("--step", OF_STEP) if arguments.verify else ("--verify", OF_VERIFY)
+    if misplaced := cli.given(arguments, names):
+        parser.error(f"{misplaced[0]} goes with {needed}: give it, or leave this out")
     return arguments
 
 

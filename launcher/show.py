@@ -55,11 +55,10 @@ def parse_arguments() -> argparse.Namespace:
     cli.add_arithmetic_options(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON document, with all samples of a step")
     arguments = parser.parse_args()
-    for options, needed in ((OF_STEP, "step"), (OF_LOSS, "loss")):
-        for name in options:
-            value = getattr(arguments, name)
-            if value is not None and value is not False and not getattr(arguments, needed):  # --rank 0 was given
-                parser.error(f"--{name.replace('_', '-')} goes with --{needed}: give it, or leave this out")
+    for names, needed in ((OF_STEP, "step"), (OF_LOSS, "loss")):
+        misplaced = [] if getattr(arguments, needed) else cli.given(arguments, names)
+        if misplaced:
+            parser.error(f"{misplaced[0]} goes with --{needed}: give it, or leave this out")
     if arguments.world_size is not None and arguments.rank is None:
         parser.error("--world-size goes with --rank: a step holds the same samples for every number of ranks")
     return arguments

@@ -7,7 +7,7 @@ import platform
 import re
 import select
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn
@@ -298,6 +298,12 @@ def job_options(arguments: argparse.Namespace) -> dict[str, Any]:
         **{name: value for name, value in fields.items() if value is not None},
         "site": {option: value for option, value in site.items() if value is not None},
     }
+
+
+def given(arguments: argparse.Namespace, names: Iterable[str]) -> list[str]:
+    """Return the spellings, such as --world-size, of those options of these names that were given."""
+    values = {f"--{name.replace('_', '-')}": getattr(arguments, name) for name in names}
+    return [option for option, value in values.items() if value is not None and value is not False]  # 0 was given
 
 
 def value_of(arguments: argparse.Namespace, option: str) -> Any:
