@@ -77,6 +77,8 @@ class Parser(argparse.ArgumentParser):
             message += "; sbatch's other options are variables in slurm/cluster.env, --mem as SBATCH_MEM_PER_NODE"
         elif self._takes_overrides() and "unrecognized arguments: -" in message:
             message += "; values of the configuration are written section.key=VALUE, without dashes"
+        elif option := self._option_before(message):
+            message += f"; {option} takes one value (in quotes, if it has blanks)"
         super().error(message)
 
     def _options_like(self, message: str) -> list[str]:
@@ -84,6 +86,15 @@ class Parser(argparse.ArgumentParser):
         found = re.search(r"unrecognized arguments: (-[\w-]+)", message)
         known = [name for name, action in self._option_string_actions.items() if action.help != argparse.SUPPRESS]
         return [] if found is None else get_close_matches(found[1], known, n=1, cutoff=0.8)
+
+    def _option_before(self, message: str) -> str | None:
+        """Return the option for which the first word that the message says is unknown would be a second value."""
+        found = re.search(r"unrecognized arguments: ([^-\s]\S*)", message)
+        words = sys.argv[1:]
+        if found is None or found[1] not in words[2:]:
+            return None
+        option = self._option_string_actions.get(words[words.index(found[1]) - 2])
+        return option.option_strings[0] if option is not None and option.nargs is None else None
 
     def _takes_overrides(self) -> bool:
         return any(action.dest == "overrides" for action in self._actions)

@@ -58,6 +58,20 @@ def test_habits_of_other_trainers_are_answered(
     assert words in capsys.readouterr().err
 
 
+def test_a_second_value_is_told_that_there_is_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As a shell makes of --data corpora/*."""
+    parser = cli.Parser()
+    parser.add_argument("--data")
+    parser.add_argument("--many", nargs="+")
+    for given, told in (["--data", "a", "b"], True), (["--many", "a", "--data", "a", "b", "c"], True), (["b"], False):
+        monkeypatch.setattr("sys.argv", ["eval.py", *given])
+        with pytest.raises(SystemExit):
+            parser.parse_args()
+        assert ("; --data takes one value" in capsys.readouterr().err) == told
+
+
 def test_only_a_run_is_exported() -> None:
     with pytest.raises(argparse.ArgumentTypeError, match="hf:gpt2 is a Hugging Face folder already; give a run"):
         cli.own_model("hf:gpt2")
