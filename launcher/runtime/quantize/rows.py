@@ -7,6 +7,7 @@ measure for one folder.
 
 import json
 import math
+import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -206,6 +207,8 @@ class RowFile:
         """Write a row after its layers, so that a row that exists is complete."""
         about = {"key": row.key, "model": row.checkpoint.model, "recipe": row.recipe}
         with self._alone():
+            if any(_is_torn(self.folder / name) for name in (ROWS, LAYERS)):
+                self._settle()  # another process was killed while it wrote a line, which this one must not continue
             _append(self.folder / LAYERS, [finite({**about, **asdict(layer)}) for layer in layers])
             _append(self.folder / ROWS, [row.to_json()])
             if any(row.request == other.request for other in self.rows):
@@ -218,6 +221,15 @@ def _append(path: Path, items: Iterable[Mapping[str, Any]]) -> None:
     """Append objects to a JSON Lines file."""
     with naming(path), path.open("a", encoding="utf-8") as file:
         file.writelines(json.dumps(item) + "\n" for item in items)
+
+
+def _is_torn(path: Path) -> bool:
+    """Return whether the last line of a file has no end."""
+    if not path.is_file() or not path.stat().st_size:
+        return False
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read() != b"\n"
 
 
 def _row(place: str, item: Mapping[str, Any]) -> Row:

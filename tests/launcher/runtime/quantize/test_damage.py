@@ -258,6 +258,17 @@ def test_rows_last_and_torn_ones_are_dropped(tmp_path: Path) -> None:
     assert asdict(LAYER).keys() <= layer.keys()
 
 
+@pytest.mark.parametrize("name", [ROWS, LAYERS])
+def test_the_torn_line_of_another_process_is_not_continued(tmp_path: Path, name: str) -> None:
+    RowFile(tmp_path).add(row(key="one"), [LAYER])
+    rows = RowFile(tmp_path)
+    with (tmp_path / name).open("a") as file:
+        file.write('{"key": "tw')  # as another process that is killed leaves it
+    rows.add(row("rtn-w3", key="three"), [LAYER])
+    assert [each.key for each in RowFile(tmp_path).rows] == ["one", "three"]
+    assert [json.loads(line)["key"] for line in (tmp_path / LAYERS).read_text().splitlines()] == ["one", "three"]
+
+
 def test_layers_without_any_row_are_dropped(tmp_path: Path) -> None:
     """As the first row leaves them if it is killed between the two files; it is measured again."""
     RowFile(tmp_path).add(row(key="one"), [LAYER])
