@@ -55,6 +55,8 @@ EXPECTED: dict[str, str] = {
 }
 """Pydantic's name of a type of problem -> message about the value, formatted with the problem's context."""
 
+EXPONENTS = {"k": 3, "m": 6, "b": 9, "g": 9, "t": 12}
+"""Letter after a number, as people write sizes -> the power of ten that it stands for."""
 
 KEY = re.compile(r"[a-z_]+ = ")
 """Beginning of a line that names a key of its section."""
@@ -119,6 +121,9 @@ def _expected(problem: ErrorDetails, path: str) -> str:
     if kind == "literal_error":
         reason = REASONS.get((path, str(problem["input"])))
         return f"it may be {context['expected']}{'' if reason is None else f'; {reason}'}"
+    size = re.fullmatch(r"([\d.]+)([kmbgt])", str(problem["input"]).lower())
+    if size is not None and kind in ("int_type", "float_type"):
+        return f"{EXPECTED[kind]}: write {size[1]}e{EXPONENTS[size[2]]}"
     return EXPECTED[kind].format_map(context) if kind in EXPECTED else problem["msg"]
 
 

@@ -23,6 +23,8 @@ from tests.launcher.runtime.config.conftest import SMALL, problems
         ("metrics.diagnostics_interval=0", "metrics.diagnostics_interval = 0: it has to be greater than 0, or null"),
         ("model.num_attention_heads=0", "model.num_attention_heads = 0: it has to be greater than 0"),
         ("model.hidden_size=word", "model.hidden_size = 'word': a whole number is expected"),
+        ("train.tokens=2.5B", "train.tokens = '2.5B': a whole number is expected: write 2.5e9"),
+        ("train.steps=10k", "train.steps = '10k': a whole number is expected: write 10e3"),
         ("model.sliding_window=1", "model.sliding_window = 1: it has to be at least 2, or null"),
         (
             "deepspeed.precision=fp16",
