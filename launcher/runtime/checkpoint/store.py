@@ -103,7 +103,7 @@ class TrainState:
     tokens: int
     """Tokens consumed."""
     corpora: dict[str, str]
-    """Path -> fingerprint of the corpora to which the position refers."""
+    """Name -> fingerprint of all sources that the run reads from here on, in their order."""
     skipped: SkippedData = NOTHING
     """Data that the run skips, after it went back to a checkpoint."""
     guards: dict[str, Any] = field(default_factory=dict)

@@ -103,7 +103,9 @@ class Trainer:
     def resume(self, folder: Path) -> None:
         """Continue from a checkpoint."""
         state = resume.load(self.engine, folder, partial(self.watchdog.beat, "reading the checkpoint"))
-        self.state = replace(state, skipped=state.skipped | self.rollbacks.skipped)
+        skipped = state.skipped | self.rollbacks.skipped
+        # From here on other sources may be read than the checkpoint knows
+        self.state = replace(state, corpora=self.inputs.fingerprints, skipped=skipped)
         self.guards.restore(state.guards)
         if self.local is None or folder.parent != self.local.folder:
             self.saver.saved_step = state.step
