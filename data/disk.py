@@ -5,6 +5,7 @@ import ctypes
 import errno
 import os
 import re
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -57,6 +58,14 @@ def exchange(one: Path, other: Path) -> bool:
             return False
         raise OSError(number, os.strerror(number), str(other))
     return True
+
+
+def look_again(folder: Path) -> None:
+    """Make and remove a file in a folder, so that NFS asks its server which names are there now.
+
+    It remembers for up to a minute which names it has not found, and locks do not make it ask again.
+    """
+    tempfile.NamedTemporaryFile(dir=folder).close()
 
 
 def replace_folder(output: Path, new: Path, aside: Path) -> Path:

@@ -1,7 +1,11 @@
-"""Take and query file locks, on file systems with and without locks."""
+"""Take and query locks of files, on file systems with and without locks.
+
+Folders are not locked, because NFS and Lustre keep such a lock to the node that took it, and report no error.
+"""
 
 import errno
 import fcntl
+import os
 from pathlib import Path
 from typing import IO, Any
 
@@ -13,7 +17,7 @@ def is_held(descriptor: int, unknown: bool = True) -> bool:
     """Return whether another open file holds the lock; if not, take it until this file is closed.
 
     Args:
-        descriptor: of an open file or folder.
+        descriptor: of a file that is open for writing, as NFS requires.
         unknown: what to return if the file system has no locks.
 
     Raises:
@@ -28,6 +32,41 @@ def is_held(descriptor: int, unknown: bool = True) -> bool:
             raise
         return unknown
     return False
+
+
+def take(path: Path, unknown: bool = True) -> IO[bytes] | None:
+    """Return a lock file, made if it is missing and locked until `give_back`, or None if another process holds it.
+
+    Args:
+        path: the file.
+        unknown: see `is_held`.
+
+    Raises:
+        OSError: it cannot be made, or not be opened for writing.
+    """
+    while True:
+        file = path.open("ab")
+        if is_held(file.fileno(), unknown):
+            file.close()
+            return None
+        if same_file(file.fileno(), path):
+            return file
+        file.close()  # removed by the process that held it, before this one locked it
+
+
+def give_back(file: IO[bytes], path: Path) -> None:
+    """Remove a lock file and release its lock."""
+    path.unlink(missing_ok=True)
+    file.close()
+
+
+def same_file(descriptor: int, path: Path) -> bool:
+    """Return whether a path still names the open file."""
+    try:
+        there = path.stat()
+    except FileNotFoundError:
+        return False
+    return os.path.samestat(os.fstat(descriptor), there)
 
 
 def wait_for(file: IO[Any], key: str, folder: Path) -> None:

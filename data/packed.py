@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from plumbline.data.corpus import Split
-from plumbline.data.disk import naming_full_disk
+from plumbline.data.disk import look_again, naming_full_disk
 from plumbline.data.indexed import Int64s
 from plumbline.data.locks import wait_for
 from plumbline.data.packing import packed_blocks
@@ -173,6 +173,7 @@ def _make_once(split: Split, length: int, folder: Path) -> Facts:
     """Return what the first process has packed that comes here."""
     try:
         with _locked(folder.with_suffix(".lock")):
+            look_again(folder.parent)
             return _read_facts(folder) or _make(split, length, folder)
     except RemoteError:  # an index that cannot be fetched
         raise

@@ -13,14 +13,17 @@ import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from plumbline.data import disk
 from plumbline.data.disk import FullDiskError, naming_full_disk, sync
-from plumbline.data.locks import is_held
+from plumbline.data.locks import give_back, take
 
 PARTIAL, NEW, OLD = ".partial", ".new", ".old"
 """Suffixes of hidden folders: one being filled, a finished one about to replace the output, and the old output if the
 two cannot be exchanged."""
+LOCK = ".lock"
+"""Suffix of the hidden file that a process keeps locked until its folder has the final name or is gone."""
 
 CLOSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
 """Error numbers for a folder that cannot be written to: no permission, read-only, or not a folder."""
@@ -123,7 +126,7 @@ def new_folder(output: Path, kind: FolderKind) -> Iterator[Path]:
     Whatever fails, the old output is still there.
 
     Leftovers of a killed process are removed by the next one that makes the same output: the lock that marks a folder
-    as being filled ends with its process.
+    as being filled ends with its process, on whichever node that was.
 
     Raises:
         ValueError: `output` may not be replaced (`check_replaceable`).
@@ -179,30 +182,36 @@ def _filled(output: Path, kind: FolderKind, key: str | None) -> Iterator[Path]:
     finally:
         if not (keep and key is not None and folder.name == _partial(output, key)):
             shutil.rmtree(folder, ignore_errors=True)
-        os.close(lock)
+        give_back(lock, _lock_of(folder))
 
 
 def _partial(output: Path, key: str) -> str:
     return f".{output.name}.{key}{PARTIAL}"
 
 
-def _own_folder(output: Path, key: str | None) -> tuple[Path, int]:
+def _own_folder(output: Path, key: str | None) -> tuple[Path, IO[bytes]]:
     """Return a folder that no other process is filling, the key's own if it is free, and the lock that protects it.
 
     Without locks in the file system, we assume that nobody else is filling it.
     """
     while True:
         folder = output.parent / _partial(output, key or uuid.uuid4().hex[:8])
-        folder.mkdir(exist_ok=True)
-        try:
-            lock = os.open(folder, os.O_RDONLY)
-        except FileNotFoundError:  # removed by another process, to which it seemed abandoned
-            continue
-        if is_held(lock, unknown=False):
+        lock = take(_lock_of(folder), unknown=False)
+        if lock is None:
             key = None
-        elif folder.is_dir() and os.fstat(lock).st_ino == folder.stat().st_ino:  # not removed before we locked it
-            return folder, lock
-        os.close(lock)
+            continue
+        try:
+            folder.mkdir(exist_ok=True)
+        except OSError:
+            give_back(lock, _lock_of(folder))
+            raise
+        return folder, lock
+
+
+def _lock_of(folder: Path) -> Path:
+    """Return the lock file of a hidden folder, the same for every name that the folder takes."""
+    name = folder.name.removesuffix(PARTIAL)
+    return folder.with_name((name if name != folder.name else name.rsplit(".", 2)[0]) + LOCK)
 
 
 def publish_folder(folder: Path, output: Path) -> None:
@@ -255,11 +264,11 @@ def _clean(output: Path) -> None:
 
 
 def _hidden(output: Path, ending: str) -> list[Path]:
-    """Return the hidden folders beside an output that are named after it and have this ending.
+    """Return the hidden folders, or lock files, beside an output that are named after it and have this ending.
 
     The name of another output may begin with this one's and a dot.
     """
-    number = "" if ending == PARTIAL else r"\.\d+"
+    number = r"\.\d+" if ending in (NEW, OLD) else ""
     name = re.compile(rf"\.{re.escape(output.name)}\.[0-9a-f]+{number}{re.escape(ending)}")
     folders = output.parent.glob(f".*{ending}")  # a glob cannot exclude further dots
     return [folder for folder in folders if name.fullmatch(folder.name)]
@@ -268,15 +277,18 @@ def _hidden(output: Path, ending: str) -> list[Path]:
 @contextlib.contextmanager
 def _abandoned(folder: Path) -> Iterator[bool]:
     """Yield whether a folder exists and no process is filling or publishing it, and keep it so meanwhile."""
+    path = _lock_of(folder)
     try:
-        lock = os.open(folder, os.O_RDONLY)
-    except FileNotFoundError:
+        lock = take(path)
+    except OSError:  # we may not write here, or not to another user's lock
+        lock = None
+    if lock is None:
         yield False
         return
     try:
-        yield not is_held(lock)
+        yield folder.is_dir()
     finally:
-        os.close(lock)
+        give_back(lock, path)
 
 
 def apply_umask(folder: Path) -> None:
@@ -305,7 +317,8 @@ def _umask() -> int:
 
 
 def _remove_abandoned(output: Path, own: Path) -> None:
-    for folder in set(_hidden(output, PARTIAL)) - {own}:
-        with _abandoned(folder) as abandoned:
+    locked = {lock.with_suffix(PARTIAL) for lock in _hidden(output, LOCK)}
+    for folder in {*_hidden(output, PARTIAL), *locked} - {own}:
+        with _abandoned(folder) as abandoned:  # which removes its lock
             if abandoned:
                 shutil.rmtree(folder, ignore_errors=True)  # it may be another user's

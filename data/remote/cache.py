@@ -25,11 +25,11 @@ from typing import BinaryIO
 
 from pydantic import BaseModel, PositiveInt
 
-from plumbline.data.locks import wait_for
+from plumbline.data.locks import same_file, wait_for
 from plumbline.data.paths import HomePath
 from plumbline.data.remote.fetch import TRIES, RemoteError, download
 from plumbline.data.remote.piece import Piece
-from plumbline.data.remote.plans import KEY, Plan, needs_of_all, same_file
+from plumbline.data.remote.plans import KEY, Plan, needs_of_all
 from plumbline.data.remote.shelf import PARTIAL, Shelf
 
 NOW = -1

@@ -5,12 +5,11 @@ belongs to a dead process and is removed.
 """
 
 import contextlib
-import os
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
 
-from plumbline.data.locks import is_held, wait_for
+from plumbline.data.locks import is_held, same_file, wait_for
 
 KEY = "data.cache.path"
 """Configuration key that decides where plans and pieces lie."""
@@ -59,12 +58,3 @@ def needs_of_all(folder: Path) -> dict[str, int]:
                 if steps.isdecimal():
                     soonest[key] = min(int(steps), soonest.get(key, int(steps)))
     return soonest
-
-
-def same_file(descriptor: int, path: Path) -> bool:
-    """Return whether a path still names the open file."""
-    try:
-        there = path.stat()
-    except FileNotFoundError:
-        return False
-    return os.path.samestat(os.fstat(descriptor), there)

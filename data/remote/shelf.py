@@ -15,8 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import BinaryIO
 
-from plumbline.data.locks import is_held
-from plumbline.data.remote.plans import same_file
+from plumbline.data.locks import is_held, same_file
 
 PARTIAL = ".partial"
 

@@ -163,7 +163,7 @@ def test_a_killed_run_is_gone_on_with(
     make(ten_files, tmp_path / "whole", "train-bpe:300", shard_bytes=15_000)
     request = Request(Sources((str(ten_files),)), "train-bpe:300", tmp_path / "c", shard_bytes=15_000)
     killed(count, function, partial(prepare, request), prepare_module if function == "finish" else filling)
-    assert len(leftovers(tmp_path)) == 1
+    assert [path.suffix for path in leftovers(tmp_path)] == [".partial", ".lock"]
     surveyed = []
 
     def survey_unit(job: Any, number: int, *rest: Any) -> None:
@@ -224,7 +224,7 @@ def test_no_process_outlives_the_command(tmp_path: Path, number: signal.Signals)
     process.send_signal(number)  # to the parent alone, as the kernel does when memory is short
     assert process.wait() == (130 if number == signal.SIGINT else -number)
     wait_for_the_end_of(process.pid)
-    assert len(leftovers(output.parent)) == 1
+    assert leftovers(output.parent)[0].suffix == ".partial"
     again = subprocess.run(command(*arguments, "--output", output), capture_output=True, text=True, check=False)
     assert again.returncode == 0, again.stderr
     assert leftovers(output.parent) == []
@@ -245,12 +245,12 @@ def test_a_hub_that_is_away_for_a_while_costs_no_work(
 ) -> None:
     request = Request(Sources((f"hf:{ten_files}",)), "byte", tmp_path / "c")
     killed(0, "encode_unit", partial(prepare, request))
-    work = leftovers(tmp_path)
+    work, _lock = leftovers(tmp_path)
     with monkeypatch.context() as patched:
         patched.setattr("datasets.load_dataset", Mock(side_effect=ConnectionError("Couldn't reach the hub")))
         with pytest.raises(OSError, match="Couldn't reach the hub; see to the network"):
             prepare(request)
-    assert leftovers(tmp_path) == work != []
+    assert leftovers(tmp_path) == [work]
     monkeypatch.setattr(filling, "survey_unit", None)  # all of them are surveyed
     prepare(request)
     assert leftovers(tmp_path) == []

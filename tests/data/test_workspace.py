@@ -3,12 +3,13 @@
 import errno
 import fcntl
 import os
+import stat
 from pathlib import Path
 
 import pytest
 
 from plumbline.data import disk, workspace
-from plumbline.data.locks import is_held
+from plumbline.data.locks import is_held, take
 from plumbline.data.workspace import FolderKind, new_folder, restore, resumed_folder
 from tests.data.test_prepare import leftovers
 
@@ -40,44 +41,24 @@ def test_a_file_that_another_folder_has_as_well_keeps_its_permissions(tmp_path: 
     assert (tmp_path / "merged" / "own").stat().st_mode & 0o777 == 0o666 & ~workspace._umask()
 
 
-def test_a_folder_that_is_made_anew_before_it_is_locked_is_not_taken(
+def test_a_lock_file_that_is_removed_before_it_is_locked_is_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The lock would be of a folder that is gone, and protect nothing."""
-    replaced = list[Path]()
+    """The process that held it gave it back: a lock of a file without a name would protect nothing."""
+    removed = list[Path]()
 
-    def replacing(lock: int, **options: bool) -> bool:
-        (folder,) = tmp_path.glob(".made.*")
-        if not replaced:
-            replaced.append(folder)
-            folder.rename(tmp_path / "gone")
-            folder.mkdir()
-        return is_held(lock, **options)
+    def removing(lock: int, *options: bool) -> bool:
+        if not removed:
+            removed.extend(tmp_path.glob(".made.*.lock"))
+            removed[0].unlink()
+        return is_held(lock, *options)
 
-    monkeypatch.setattr("plumbline.data.workspace.is_held", replacing)
-    with resumed_folder(tmp_path / "made", KIND, "key") as folder:
+    monkeypatch.setattr("plumbline.data.locks.is_held", removing)
+    with resumed_folder(tmp_path / "made", KIND, "abc") as folder:
         (folder / "mark").touch()
-        held = os.open(folder, os.O_RDONLY)
-        assert is_held(held), "the one that is filled"
-        os.close(held)
-
-
-def test_a_folder_that_vanishes_before_it_is_locked_is_made_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Another process that finds it unlocked takes it for abandoned."""
-    opened, vanished = os.open, list[Path]()
-
-    def open_late(path: Path, *options: int) -> int:
-        if not vanished:
-            vanished.append(path)
-            path.rmdir()
-        return opened(path, *options)
-
-    monkeypatch.setattr(os, "open", open_late)
-    make(tmp_path / "made")
-    assert len(vanished) == 1
-    assert leftovers(tmp_path / "made") == []
+        assert removed == [tmp_path / ".made.abc.lock"]
+        assert take(removed[0]) is None, "the folder that is filled"
+    assert leftovers(tmp_path) == []
 
 
 @pytest.mark.parametrize("longer", ["c4.en", "c4.beef", "c4.1", "c4.beef.1"])
@@ -129,6 +110,23 @@ def test_two_runs_into_one_output_leave_each_other_alone(tmp_path: Path) -> None
     assert leftovers(tmp_path) == []
 
 
+@pytest.fixture(params=["disk", "nfs"])
+def file_system(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lock as on a disk, or as NFS does: folders on each node alone, and files only if they are open for writing."""
+    lock = fcntl.flock
+
+    def flock(descriptor: int, operation: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            return
+        if fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        lock(descriptor, operation)
+
+    if request.param == "nfs":
+        monkeypatch.setattr(fcntl, "flock", flock)
+
+
+@pytest.mark.usefixtures("file_system")
 def test_what_was_interrupted_is_gone_on_with_by_one_at_a_time(tmp_path: Path) -> None:
     def interrupted(error: BaseException) -> None:
         with resumed_folder(tmp_path / "c", KIND, "beef") as folder:
@@ -143,7 +141,7 @@ def test_what_was_interrupted_is_gone_on_with_by_one_at_a_time(tmp_path: Path) -
         with pytest.raises(OSError, match="again"), resumed_folder(tmp_path / "c", KIND, "beef") as second:  # noqa: PT012
             assert list(second.iterdir()) == []
             raise OSError("again")
-        assert leftovers(tmp_path) == [first]
+        assert leftovers(tmp_path) == [first, tmp_path / ".c.beef.lock"]
         raise RuntimeError("stop")
     with pytest.raises(OSError, match="broken"):
         interrupted(OSError("broken"))

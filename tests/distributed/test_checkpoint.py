@@ -24,7 +24,7 @@ from plumbline.launcher.runtime.checkpoint import publishing, resume
 from plumbline.launcher.runtime.checkpoint import store as checkpoint
 from plumbline.launcher.runtime.checkpoint.store import CheckpointError
 from plumbline.launcher.runtime.checkpoint.tensors import read_model, shard_name
-from plumbline.launcher.runtime.config.load import load_config
+from plumbline.launcher.runtime.config.load import config_in, load_config
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine
 from plumbline.launcher.runtime.models.open import load_model
@@ -352,7 +352,7 @@ def test_a_source_that_joined_is_known_to_later_checkpoints(
         outcome = run_pretrain(tiny_config, "joined", overrides, ranks=1)
         assert outcome.code == 0, outcome.stderr
     folder = outcome.run.folder / "checkpoints" / "step_00000004"
-    old, new = resume.config_in(folder), load_config(tiny_config, of(6, more=512, third=1024))
+    old, new = config_in(folder), load_config(tiny_config, of(6, more=512, third=1024))
     now = open_inputs(new, world).fingerprints
     assert list(checkpoint.read_manifest(folder)["corpora"]) == ["email", "more"]
     resume.check_resume(old, new, now, folder)

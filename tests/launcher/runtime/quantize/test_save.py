@@ -113,7 +113,7 @@ def test_what_a_killed_save_left_is_removed_by_the_next(
     write, filled = save._write, list[str]()
 
     def note(*arguments: Any) -> None:
-        filled.extend(path.name for path in tmp_path.glob(".saved*"))
+        filled.extend(path.name for path in tmp_path.glob(".saved*.partial"))
         write(*arguments)
 
     monkeypatch.setattr(save, "_write", note)
