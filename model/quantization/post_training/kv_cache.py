@@ -1,5 +1,6 @@
 """Round keys and values in a trained model: ours with `as_stored`, a Hugging Face model's with a rounding cache."""
 
+from inspect import signature
 from typing import Any
 
 from torch import Tensor, nn
@@ -9,6 +10,7 @@ from plumbline.model.attention.kind import Attention
 from plumbline.model.decoder import CausalLM
 from plumbline.model.quantization.precision import StoredRounded
 from plumbline.model.quantization.quantizer import Quantizer
+from plumbline.model.stock_inputs import DOCUMENT_MASK
 
 
 def check_kv_cache(model: nn.Module, *quantizers: Quantizer | None) -> None:
@@ -45,7 +47,8 @@ def round_kv_cache(model: nn.Module, keys: Quantizer | None, values: Quantizer |
     """Make a model attend to rounded keys and values, as a cache would hold them, in place.
 
     A transformers model gets a rounding cache whenever its caller passes none; `generate`, which passes its own, is not
-    affected.
+    affected. With a cache, transformers does not keep the documents of a sample apart: where `stock_inputs` asks for
+    none, each attention gets one of its own.
 
     Args:
         model: a CausalLM, or a causal language model of transformers.
@@ -61,16 +64,29 @@ def round_kv_cache(model: nn.Module, keys: Quantizer | None, values: Quantizer |
         return
     stored = StoredRounded(keys, values)
 
-    def give_cache(
-        module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Any, dict[str, Any]] | None:
-        if any(
-            kwargs.get(name) is not None for name in ("past_key_values", "cache")
-        ):  # names before and since transformers 5.24
+    def give_cache(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
+        is_given = any(kwargs.get(name) is not None for name in ("past_key_values", "cache"))  # since transformers 5.24
+        if is_given or kwargs.get("use_cache") is False:
             return None
-        return args, {**kwargs, "past_key_values": _rounding_cache(module.config, stored), "use_cache": True}
+        return args, {**kwargs, "past_key_values": _rounding_cache(model.config, stored), "use_cache": True}
+
+    def give_own(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
+        if kwargs.get("past_key_values") is not None:
+            return None
+        return args, {**kwargs, "past_key_values": _rounding_cache(model.config, stored)}
 
     model.register_forward_pre_hook(give_cache, with_kwargs=True)
+    for attention in _attentions(model) if getattr(model.config, DOCUMENT_MASK, False) else ():
+        attention.register_forward_pre_hook(give_own, with_kwargs=True)
+
+
+def _attentions(model: nn.Module) -> list[nn.Module]:
+    """Return the modules of a transformers model that put keys and values into a cache."""
+    return [
+        module
+        for module in model.modules()
+        if hasattr(module, "layer_idx") and "past_key_values" in signature(module.forward).parameters
+    ]
 
 
 def _rounding_cache(config: Any, stored: StoredRounded) -> Any:

@@ -52,6 +52,24 @@ def test_an_export_masks_documents_as_its_run(make_model: MakeModel, tmp_path: P
     assert difference(opened.logits({"input_ids": BATCH["input_ids"]}), model.logits(BATCH)) > 0.01
 
 
+@pytest.mark.parametrize("architecture", CLASSES)
+def test_so_does_one_whose_keys_and_values_are_rounded(
+    make_model: MakeModel, tmp_path: Path, architecture: str
+) -> None:
+    """In transformers a cache rounds them, with which documents would see each other."""
+    target, shape = CLASSES[architecture]
+    model = make_model(**shape, document_mask=True, rule={"rule": "sp"})
+    export(loaded(model, tmp_path), tmp_path / "out", target)
+    opened = load_model(tmp_path / "out", CPU)
+    exact = model.logits(BATCH)
+    for module in (model, opened.module):
+        quantize_model(module, named_recipe("kv4-token"), [])
+    assert difference(model.logits(BATCH), exact) > 0.01
+    assert difference(opened.logits(BATCH), model.logits(BATCH)) < 0.005
+    alone = {"input_ids": BATCH["input_ids"][1:]}  # without positions, as of one document
+    assert difference(opened.logits(alone), model.logits(alone)) < 0.005
+
+
 def test_a_folder_that_does_not_say_so_sees_all_of_a_sample(make_model: MakeModel, tmp_path: Path) -> None:
     export(loaded(make_model(family="qwen3"), tmp_path), tmp_path / "out", "auto")
     assert "document_mask" not in json.loads((tmp_path / "out" / "config.json").read_text())
