@@ -236,7 +236,7 @@ class Quantizer(BaseModel, extra="forbid", frozen=True, strict=True, use_attribu
         # Zero must be on the grid, so that padded or pruned values stay zero
         low, high = limits.low.clamp_max(0.0), limits.high.clamp_min(0.0)
         codes = 2**numbers.bits - 1
-        scale = self._stored((high - low) / codes, largest / codes)
+        scale = self._stored((high - low) / codes, 2 * largest / codes)  # no block spans more than from -largest to it
         # A scale that lost bits may be too small for both ends: then the lower one gives way
         return Grid(numbers, scale, (-low / scale).round().clamp_max(codes))
 

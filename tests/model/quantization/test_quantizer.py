@@ -250,6 +250,15 @@ def test_a_zero_point_is_a_code_whatever_the_scale_lost() -> None:
     assert zero.max() == 15
 
 
+def test_the_scale_of_a_block_that_spans_the_whole_tensor_is_stored() -> None:
+    """Of scales that are relative to one for the tensor: codes reach from the least value to the largest."""
+    x = torch.stack((torch.linspace(-1, 1, 16), torch.linspace(0, 1, 16), torch.linspace(-1, 0.25, 16)))
+    quantizer = Quantizer(format="int4", granularity="group", group_size=16, scales="e4m3", symmetric=False)
+    steps = (x.amax(1) - x.amin(1)) / 15
+    # The nearest code is within half a step, scales within 2^-4 of themselves, over 15 steps
+    assert ((quantizer.fake_quantize(x, "weights") - x).abs().amax(1) < (0.5 + 15 / 16) * steps).all()
+
+
 def test_gradients_pass_straight_through_what_the_grid_holds() -> None:
     x = normal(3, 8).requires_grad_()
     upstream = normal(3, 8, seed=1)
