@@ -7,7 +7,7 @@ In the Shaped Transformer (arXiv 2306.17759) a = b = g = 1, and logits are also 
 identity.
 
 Where no skip lies around attention, A also carries the stream from block to block. Then what it adds to the identity,
-b softmax(QK) - g C, is a residual branch, and takes the residual multiplier of the parameterization.
+(a - 1) I + b softmax(QK) - g C, is a residual branch, and takes the residual multiplier of the parameterization.
 
 Only the softmax part needs a map over pairs: the identity part is the values themselves and the uniform part their
 running mean, so the fused kernel can be used and nothing of size [T, T] is allocated.
@@ -58,7 +58,7 @@ class ShapedAttention(SoftmaxAttention):
         learned = config.shaped_gains == "learned"
         self.shape_gains = nn.Parameter(torch.empty(3, config.num_attention_heads)) if learned else None
         self.residual = 1.0
-        """Multiplier of what the map adds to the identity; a block without a skip around attention sets it."""
+        """Multiplier of all that the map adds to the identity; a block without a skip around attention sets it."""
 
     @classmethod
     def gpu_compiler_refusal(cls, config: ModelConfig) -> str | None:
@@ -82,9 +82,12 @@ class ShapedAttention(SoftmaxAttention):
         mean = (value.float().cumsum(2) / count).to(value.dtype)
         groups = query.size(1) // value.size(1)
         identity, uniform = (x[:, :, -length:].repeat_interleave(groups, dim=1) for x in (value, mean))
+        r = self.residual
         if self.shape_gains is not None:
             a, b, g = self.shape_gains[:, None, :, None, None]  # each (1, H, 1, 1)
-            identity, softmax, uniform = a * identity, b * softmax, g * uniform
-        if self.residual == 1:  # adds in another order, by which runs at the base and earlier ones keep their bits
+            # On a stream a multiplies over the blocks, so r scales how far it is from 1, too
+            identity = (a if r == 1 else 1 + r * (a - 1)) * identity
+            softmax, uniform = b * softmax, g * uniform
+        if r == 1:  # adds in another order, by which runs at the base and earlier ones keep their bits
             return identity + softmax - uniform
-        return identity + self.residual * (softmax - uniform)
+        return identity + r * (softmax - uniform)

@@ -5,8 +5,9 @@ SAS-P, parallel: x = Attention(norm(x)) + b MLP(norm(x)): no skip at all
 
 The identity in shaped attention carries the stream instead of the skip, and what the map adds to it is scaled with
 depth, as a branch beside a skip is. Without that a rate that is tuned at 4 layers collapses all tokens of a sequence
-into one at 32. Values are the normed stream itself, except in
-the first block, which keeps its value projection.
+into one at 32. The stream also passes through the gains of the norm and of the identity in every block, so these are
+scaled as what multiplies over the blocks. Values are the normed stream itself, except in the first block, which keeps
+its value projection.
 """
 
 from types import MappingProxyType
@@ -23,6 +24,7 @@ from plumbline.model.kinds import Need
 from plumbline.model.mlp import MLP
 from plumbline.model.norms import make_norm
 from plumbline.model.parameterization.multipliers import Multipliers
+from plumbline.model.parameterization.tensors import norm_rules
 
 
 class SkiplessBlock(Block):
@@ -32,6 +34,7 @@ class SkiplessBlock(Block):
         Need({"attention": ("shaped",)}, "loses the tokens' identity without the shaped map's identity"),
         Need({"attention_gate": ("none",), "value_residual": (False,)}, "has no values of its own"),
     )
+    tensors = (*norm_rules("input_layernorm", on_stream=True), *norm_rules("post_attention_layernorm"))
     branch_ends = MappingProxyType({"mlp": "mlp.down_proj"})  # attention is not a branch beside a stream
     map_is_branch = True
     no_native_code = None

@@ -13,6 +13,8 @@ Source: Table 1 of CompleteP (arXiv 2505.01618), with these additions:
 - If shapes do not all grow in proportion, each hidden matrix scales with its own fans: learning rate with the ratio of
   its fan-in, eps with that of its fan-out (the gradient of one of n units shrinks as 1/n), init such that its spectral
   norm grows as sqrt(fan_out / fan_in) (arXiv 2310.17813).
+- Gains through which the whole stream passes in each block (skipless blocks) are no branch: what they do to the stream
+  multiplies over the blocks, so each learns 1/m_L as fast for every depth_alpha, and its gradient does not shrink.
 - Modules outside the stack of blocks (an objective's own) do not grow in number, so they are not scaled with depth.
 - An optimizer that orthogonalises (Muon) moves a matrix by a fixed spectral norm; the spectral condition (arXiv
   2310.17813: update norm ~ sqrt(fan_out / fan_in)) then takes the place of the 1/fan_in of AdamW.
@@ -79,6 +81,8 @@ def scaling_table(
         "hidden_bias":   Scaling(0.0,          block_lr,             0.0,   block_eps / fan_out, fan_out),
         "hidden_norm":   Scaling(0.0,          block_lr,             0.0,   block_eps / fan_out, fan_out),
         "hidden_scalar": Scaling(0.0,          block_lr,             0.0,   block_eps,           1.0),
+        "stream_norm":   Scaling(0.0,          1 / l,                0.0,   1 / fan_out,         fan_out),
+        "stream_scalar": Scaling(0.0,          1 / l,                0.0,   1.0,                 1.0),
         "qk_norm":       Scaling(0.0,          block_lr,             0.0,   block_eps / h,       h),
         "mixing":        Scaling(0.0,          0.0,                  0.0,   1.0,                 n),
         "projection":    Scaling(n**-0.5,      1 / n,                n**x,  1 / n,               n * n),

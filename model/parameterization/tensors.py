@@ -22,6 +22,8 @@ Role = Literal[
     "hidden_bias",
     "hidden_norm",
     "hidden_scalar",
+    "stream_norm",
+    "stream_scalar",
     "qk_norm",
     "mixing",
     "final_norm",
@@ -106,17 +108,21 @@ def matrix_rules(
     )
 
 
-def norm_rules(name: str, start: float | Callable[[ModelConfig], float] = 1.0) -> tuple[TensorRule, ...]:
+def norm_rules(
+    name: str, start: float | Callable[[ModelConfig], float] = 1.0, on_stream: bool = False
+) -> tuple[TensorRule, ...]:
     """Return the rules of a norm inside a block, for every kind of model.norm.
 
     Args:
         name: regular expression over the norm's name.
         start: first value of its gains.
+        on_stream: whether the whole stream passes through it, and not only what a branch reads or adds.
     """
+    per_channel: Role = "stream_norm" if on_stream else "hidden_norm"
     return (
         # One number per channel, whose gradient shrinks with width
-        TensorRule(rf"{name}\.weight", "hidden_norm", start=start),
-        TensorRule(rf"{name}\.bias", "hidden_norm"),
+        TensorRule(rf"{name}\.weight", per_channel, start=start),
+        TensorRule(rf"{name}\.bias", per_channel),
         # One number for all channels, whose gradient sums over them
-        TensorRule(rf"{name}\.scale", "hidden_scalar", start=start),
+        TensorRule(rf"{name}\.scale", "stream_scalar" if on_stream else "hidden_scalar", start=start),
     )

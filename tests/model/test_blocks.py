@@ -184,12 +184,41 @@ def test_skipless_attention_starts_as_the_identity_on_the_stream(make_config: Ma
 def test_what_a_skipless_map_adds_to_the_identity_is_scaled_with_depth(make_model: MakeModel, gains: str) -> None:
     b, x, _, attention = pieces_of(make_model(family="sas", shaped_gains=gains))
     assert isinstance(b.self_attn, ShapedAttention)
-    gain = 1.0 if b.self_attn.shape_gains is None else b.self_attn.shape_gains[0].repeat_interleave(8)
     scaled = attention(x)
     assert b.self_attn.residual == R != 1
     b.self_attn.residual = 1.0
-    torch.testing.assert_close(scaled - gain * x, R * (attention(x) - gain * x))
-    assert (scaled - gain * x).abs().max() > 0.01
+    torch.testing.assert_close(scaled - x, R * (attention(x) - x))
+    assert (scaled - x).abs().max() > 0.01
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("alpha", [1.0, 0.5])
+@pytest.mark.parametrize(
+    ("norm", "name"),
+    [("rmsnorm", "input_layernorm.weight"), ("layernorm", "input_layernorm.bias"), ("rmsnorm", "shape_gains")],
+)
+def test_gains_on_a_skipless_stream_move_it_alike_at_every_depth(
+    make_config: MakeConfig, alpha: float, norm: str, name: str
+) -> None:
+    """Each by a step of the size that its row of the table gives, of one sign per head, as gradients may agree."""
+    rule = ParameterizationConfig(rule="depth_alpha", depth_alpha=alpha, base_hidden_size=32, base_num_hidden_layers=2)
+    moved = []
+    for depth in (8, 64):  # whose first block has a value projection, which mixes channels
+        config = make_config(
+            family="sas", norm=norm, norm_bias=norm == "layernorm", num_hidden_layers=depth, final_norm=False
+        )
+        model, streams = started(config, rule), list[Tensor]()
+        model.model.layers[-1].register_forward_hook(lambda _m, _i, output, kept=streams: kept.append(output))
+        model(tokens())
+        for row in parameter_table(config, rule, BASE):
+            if row.name.endswith(name):
+                parameter = model.get_parameter(row.name)
+                signs = torch.ones(parameter.shape).mul_(torch.arange(parameter.size(-1)) % 2 * 2 - 1)
+                parameter += 0.1 * row.lr_multiplier * signs
+        model(tokens())
+        moved.append(float((streams[1] - streams[0]).norm() / streams[0].norm()))
+    assert moved[0] > 0.01
+    assert moved[1] == pytest.approx(moved[0], rel=0.3)
 
 
 @torch.no_grad()
@@ -298,6 +327,14 @@ def test_scalars_sum_their_gradient_over_channels_and_vectors_do_not(make_config
             for row in found:
                 expected = (BASE.lr * block_lr, 0.0, BASE.eps * factor)
                 assert (row.lr, row.weight_decay, row.eps) == pytest.approx(expected, rel=1e-12), row.name
+    for shape, name, eps in (
+        ({"family": "sas"}, "input_layernorm.weight", 1 / 4),
+        ({"family": "sas", "norm": "layernorm", "norm_bias": True}, "input_layernorm.bias", 1 / 4),
+        ({"family": "sas", "norm": "single_scale_rmsnorm"}, "input_layernorm.scale", 1.0),
+    ):
+        (row,) = (row for row in parameter_table(make_config(**shape), rule, BASE) if row.name.endswith(f"2.{name}"))
+        expected = (BASE.lr / 3, 0.0, BASE.eps * eps)  # on the stream, whose gains multiply over the blocks
+        assert (row.lr, row.weight_decay, row.eps) == pytest.approx(expected, rel=1e-12), row.name
     rows = parameter_table(make_config(norm="single_scale_rmsnorm", embedding_projection=True), rule, BASE)
     outer = {row.name: (row.lr, row.weight_decay, row.eps) for row in rows if "layers" not in row.name}
     assert outer["model.norm.scale"] == pytest.approx((BASE.lr, 0.0, BASE.eps))
