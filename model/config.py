@@ -73,7 +73,7 @@ class ModelConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attri
     """Add a square matrix after the embedding and another before the head, to absorb outliers (arXiv 2506.19697)."""
     position_embedding: Literal["rope", "learned"]
     """Rotary embedding of queries and keys, or a learned table added to the token embedding."""
-    rope_theta: PositiveFloat = 10000.0
+    rope_theta: float = Field(default=10000.0, gt=1.0)
     """Base of the rotary embedding: its slowest channels turn once in about 2 pi times as many tokens."""
     rope_scaling: RopeScaling | None = Field(default=None, discriminator="rope_type")
     """How the rotary embedding is stretched beyond the length that a model was trained on: {rope_type: linear, factor},

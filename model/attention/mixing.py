@@ -62,6 +62,7 @@ class MixingAttention(Attention):
                 "attention_gate": ("none",),
                 "value_residual": (False,),
                 "frozen_qk": (False,),
+                "rope_scaling": (None,),
             },
             "has neither queries nor keys",
         ),

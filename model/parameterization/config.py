@@ -42,8 +42,8 @@ class ParameterizationConfig(BaseModel, extra="forbid", frozen=True, strict=True
     """Multiplies the logits, in addition to the factor 1/m_N; tunable."""
     output_scaling: Literal["forward", "absorbed"] = "forward"
     """Where the unembedding's 1/m_N is applied: to the logits, or to its initial weights and learning rate
-    (Complete(d)P), so that the logits are a plain matrix product. Both train alike; a tied unembedding allows only
-    forward."""
+    (Complete(d)P), so that the logits are a plain matrix product. Both train alike if weight_decay_width_exponent is
+    1; a tied unembedding allows only forward."""
     scaled_branch_init: bool = False
     """Scale the initial values of the matrices that end a branch by (number of branches)^-1/2, as GPT-2 does. This is
     the standard parameterization's remedy for depth, so it is only for rules that do not scale with depth."""

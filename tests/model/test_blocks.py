@@ -335,6 +335,12 @@ def test_scalars_sum_their_gradient_over_channels_and_vectors_do_not(make_config
         (row,) = (row for row in parameter_table(make_config(**shape), rule, BASE) if row.name.endswith(f"2.{name}"))
         expected = (BASE.lr / 3, 0.0, BASE.eps * eps)  # on the stream, whose gains multiply over the blocks
         assert (row.lr, row.weight_decay, row.eps) == pytest.approx(expected, rel=1e-12), row.name
+    rows = parameter_table(make_config(attention="pruned", pruning_rank=8), rule, BASE)
+    asked = {row.name.split(".")[-2]: row for row in rows if row.name.startswith("model.layers.2.self_attn.")}
+    assert asked["self_attn"].eps == pytest.approx(BASE.eps * block_eps), "keep_bias is one number"
+    for name in ("ask_proj", "offer_proj"):  # of a rank that does not grow
+        assert asked[name].lr == pytest.approx(BASE.lr * block_lr / 4)
+        assert asked[name].eps == pytest.approx(BASE.eps * block_eps)
     rows = parameter_table(make_config(norm="single_scale_rmsnorm", embedding_projection=True), rule, BASE)
     outer = {row.name: (row.lr, row.weight_decay, row.eps) for row in rows if "layers" not in row.name}
     assert outer["model.norm.scale"] == pytest.approx((BASE.lr, 0.0, BASE.eps))
@@ -348,6 +354,11 @@ def test_scalars_sum_their_gradient_over_channels_and_vectors_do_not(make_config
         ({"attention": "shaped", "sliding_window": 4}, "sliding_window = 4 does not fit, set it to None"),
         ({"attention": "shaped", "attention_sink": True}, "attention_sink = True does not fit, set it to False"),
         ({"family": "mixit", "qk_norm": "head"}, "attention = mixing has neither queries nor keys"),
+        (
+            {"family": "mixit", "rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+            "attention = mixing has neither queries nor keys: rope_scaling = .* does not fit, set it to None",
+        ),
+        ({"rope_theta": 1.0}, "rope_theta\n  Input should be greater than 1"),
         ({"block": "pre_nrom"}, "block = pre_nrom: there is none of that name; did you mean pre_norm"),
         ({"attention": "x"}, f"attention = x: .* it is one of {', '.join(ATTENTIONS)}"),
         ({"block": "skipless"}, "attention = softmax does not fit, set it to shaped"),

@@ -123,6 +123,8 @@ def cautions(config: Config, plan: RunPlan) -> Iterator[str]:
     base_width = config.parameterization.base_hidden_size if is_wider else None
     hidden = {row.name: row.shape for row in plan.rows if row.role == "hidden_matrix" and row.trainable}
     yield from config.optimizer.kind.cautions(config.optimizer, base_width, hidden)
+    yield from config.horizon.cautions()
+    yield from config.schedule.cautions(bool(config.data.batch_size_warmup))
     decay = config.optimizer.weight_decay
     if config.horizon.tau is not None and decay != OptimizerConfig.model_fields["weight_decay"].default:
         yield (

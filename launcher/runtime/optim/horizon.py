@@ -14,6 +14,7 @@ the weights forget (Power Lines, arXiv 2505.13738), held constant or falling as 
 """
 
 import math
+from collections.abc import Iterator
 from typing import Literal
 
 from pydantic import BaseModel, PositiveFloat, PositiveInt, model_validator
@@ -52,6 +53,18 @@ class HorizonConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_att
     def is_plain(self) -> bool:
         """Return whether the optimizer's settings are used as they are."""
         return self.rule == "none" and self.tau is None
+
+    def cautions(self) -> Iterator[str]:
+        """Yield a sentence for each key that has a value of its own but no effect."""
+        rules = {"base_batch_tokens": ("complete_dp", "power_law"), "base_tokens": ("complete_dp", "power_law")}
+        rules |= {"lr_batch_exponent": ("power_law",), "lr_tokens_exponent": ("power_law",)}
+        for key, fitting in rules.items():
+            value = getattr(self, key)
+            if value != HorizonConfig.model_fields[key].default and self.rule not in fitting:
+                yield (
+                    f"horizon.{key} = {value:g} has no effect: horizon.rule = {self.rule}; leave it out, or set "
+                    f"horizon.rule to {' or '.join(fitting)}"
+                )
 
     @model_validator(mode="after")
     def _check(self) -> "HorizonConfig":

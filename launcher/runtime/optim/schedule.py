@@ -5,7 +5,7 @@ schedulers are not used: several of them write one absolute rate into all groups
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -133,6 +133,23 @@ class ScheduleConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_at
                 "take another cooldown"
             )
         return self
+
+    def cautions(self, warms_up_batch: bool) -> Iterator[str]:
+        """Yield a sentence on the keys that have values of their own but no effect; a branch has its own phases.
+
+        Args:
+            warms_up_batch: whether the batch grows during the run.
+        """
+        shape = SHAPES[self.name]
+        idle = [] if shape.falls == "at the end" else ["decay"]
+        idle += ["cooldown"] if shape.cooldown is not None or shape.falls == "never" else []
+        idle += ["final_lr_fraction"] if shape.falls == "never" else []
+        fields = ScheduleConfig.model_fields
+        told = [f"schedule.{key} = {value}" for key in idle if (value := getattr(self, key)) != fields[key].default]
+        if told and self.branch is None:
+            yield f"schedule.name = {self.name}: {', '.join(told)} without effect"
+        if self.lr_scaling != "none" and not warms_up_batch:
+            yield f"schedule.lr_scaling = {self.lr_scaling} without effect: there is no data.batch_size_warmup"
 
 
 def check_phases(config: ScheduleConfig, batch_plan: BatchPlan, total_steps: int) -> None:

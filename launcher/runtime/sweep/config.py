@@ -105,6 +105,12 @@ class SweepConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attri
     def _check(self) -> "SweepConfig":
         if self.kind not in KINDS:
             raise ValueError(f"kind = {self.kind!r}: known kinds are {', '.join(KINDS)}")
+        for kind in KINDS:
+            if kind != self.kind and getattr(self, kind, None) is not None:
+                raise ValueError(f"{kind}: settings of another kind than this sweep's, {self.kind}: set kind: {kind}")
+        for key in self.set:
+            if all(key in grid.axes for grid in self.grids):
+                raise ValueError(f"set: {key} is an axis of every grid, too, and would have no say: leave it out")
         if len(frozenset(self.seeds)) != len(self.seeds):
             raise ValueError(f"seeds = {self.seeds}: one is there twice")
         _refuse_our_keys("set", self.set)

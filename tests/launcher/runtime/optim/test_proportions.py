@@ -102,6 +102,45 @@ def test_a_weight_decay_that_tau_overrides_is_told() -> None:
     assert list(cautions(kept, plan_run(kept))) == []
 
 
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (
+            {"horizon": {"base_tokens": 1000}},
+            "horizon.base_tokens = 1000 has no effect: horizon.rule = none; leave it out, or set horizon.rule to "
+            "complete_dp or power_law",
+        ),
+        (
+            {"horizon": {"rule": "complete_dp", "base_tokens": 9, "base_batch_tokens": 9, "lr_batch_exponent": 0.4}},
+            "horizon.lr_batch_exponent = 0.4 has no effect: horizon.rule = complete_dp; leave it out, or set "
+            "horizon.rule to power_law",
+        ),
+        (
+            {"schedule": {"name": "cosine", "decay": "50%", "cooldown": "square", "final_lr_fraction": 0.1}},
+            "schedule.name = cosine: schedule.decay = 50%, schedule.cooldown = square without effect",
+        ),
+        (
+            {"schedule": {"name": "constant", "final_lr_fraction": 0.1}},
+            "schedule.name = constant: schedule.final_lr_fraction = 0.1 without effect",
+        ),
+        (
+            {"schedule": {"lr_scaling": "sqrt"}},
+            "schedule.lr_scaling = sqrt without effect: there is no data.batch_size_warmup",
+        ),
+    ],
+)
+def test_keys_without_effect_are_told(changes: dict[str, Any], words: str) -> None:
+    config = parse_config(values({"task": {"name": "retrieval", "pairs": 2}}, **changes), "test")
+    assert words in list(cautions(config, plan_run(config)))
+
+
+def test_keys_with_effect_are_not_told() -> None:
+    rule = {"rule": "power_law", "base_tokens": 9, "base_batch_tokens": 9, "lr_batch_exponent": 0.4}
+    phases = {"decay": "50%", "cooldown": "square", "final_lr_fraction": 0.1}
+    config = parse_config(values({"task": {"name": "retrieval", "pairs": 2}}, horizon=rule, schedule=phases), "test")
+    assert list(cautions(config, plan_run(config))) == []
+
+
 def test_a_watchdog_that_torch_would_be_ahead_of_is_told() -> None:
     task = {"task": {"name": "retrieval", "pairs": 2}}
     config = parse_config(values(task, train={"steps": 10, "hang_minutes": 30.0}), "test")

@@ -243,6 +243,11 @@ def test_a_sweep_can_be_run_seed_by_seed() -> None:
             "cell size=a seed=1: two grids make different runs of these labels",
         ),
         ({"kind": "lr_transfer"}, "lr_transfer: missing"),
+        ({"lr_transfer": {"curves": "rule"}}, "lr_transfer: settings of another kind than this sweep's, grid"),
+        (
+            {"set": {"optimizer.lr": 5.0}, "grids": [{"axes": {"optimizer.lr": [1]}}]},
+            "set: optimizer.lr is an axis of every grid, too",
+        ),
         ({"kind": "lr_transfer", "lr_transfer": {"curve": "rule"}}, "lr_transfer.curve = 'rule': unknown key"),
     ],
 )
