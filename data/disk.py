@@ -5,6 +5,7 @@ import ctypes
 import errno
 import os
 import re
+import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +24,34 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def is_there(path: Path) -> bool:
+    """Return whether there is a file or a folder of this name, or what a link of this name leads to.
+
+    From Python 3.14 on, `Path.exists`, `is_file` and `is_dir` take what cannot be reached for missing.
+
+    Raises:
+        OSError: it cannot be told, as while a disk is away.
+    """
+    return _mode(path) is not None
+
+
+def is_file(path: Path) -> bool:
+    """Return whether there is a file of this name, or a link that leads to one; see `is_there`.
+
+    Raises:
+        OSError: it cannot be told.
+    """
+    mode = _mode(path)
+    return mode is not None and stat.S_ISREG(mode)
+
+
+def _mode(path: Path) -> int | None:
+    try:
+        return path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # the last of a name with a null character
+        return None
 
 
 def move(source: Path, target: Path) -> None:

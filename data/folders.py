@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from plumbline.data.disk import is_file
 from plumbline.data.indexed import FileFacts, file_facts, open_indexed
 from plumbline.data.paths import last_part
 from plumbline.data.shards import Tokens
@@ -97,7 +98,7 @@ class LocalFolder:
 
     def has(self, name: str) -> bool:
         """Return whether the folder has a file of this name."""
-        return (self.path / name).is_file()
+        return is_file(self.path / name)
 
     def read(self, name: str) -> bytes:
         """Return all of a small file."""
@@ -154,7 +155,7 @@ class LocalFolder:
             ValueError: it is not the one that made the tokens, or is missing.
         """
         file = self.path / "tokenizer" / "tokenizer.json"
-        if not file.is_file():
+        if not is_file(file):
             raise ValueError(f"{file}: is missing; copy the corpus again, or prepare it again with --overwrite")
         if hashlib.sha256(file.read_bytes()).hexdigest() != sha256:
             raise ValueError(

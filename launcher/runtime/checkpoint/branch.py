@@ -8,6 +8,7 @@ once and kept in the branch's config.yaml, so the same command resumes it whatev
 from collections.abc import Callable
 from pathlib import Path
 
+from plumbline.data.disk import is_there
 from plumbline.launcher.runtime.checkpoint.resume import check_not_lost, check_resume, damage
 from plumbline.launcher.runtime.checkpoint.store import (
     CheckpointError,
@@ -42,7 +43,7 @@ def resolve(config: Config) -> Config:
     branch = config.schedule.branch
     if branch is None:
         return config
-    if (config.run.folder / "config.yaml").exists():
+    if is_there(config.run.folder / "config.yaml"):
         branch = _started(config, branch)
     else:
         folder = _parent_of(Path(branch.checkpoint))

@@ -24,7 +24,7 @@ from typing import TypeVar
 import torch.distributed as dist
 import xxhash
 
-from plumbline.data.disk import move
+from plumbline.data.disk import is_there, move
 from plumbline.launcher.runtime.checkpoint.commit import Pace, write_on_all_ranks
 from plumbline.launcher.runtime.checkpoint.publishing import (
     make_room,
@@ -222,7 +222,7 @@ def _is_free_or_own(folder: Path) -> bool:
 def _identify(run: Path) -> dict[str, str]:
     """Return facts that identify a run, even among runs that had the same folder before it."""
     file = run / "checkpoints" / ID
-    if not file.exists():
+    if not is_there(file):
         file.parent.mkdir(parents=True, exist_ok=True)
         write_whole(file, uuid.uuid4().hex + "\n")
     return {"run": str(run.resolve()), "id": file.read_text(encoding="utf-8").strip()}

@@ -23,6 +23,7 @@ from typing import Any, TypedDict
 import xxhash
 
 from plumbline.data.damage import DamagedFileError
+from plumbline.data.disk import is_file
 from plumbline.data.paths import leads_out
 from plumbline.data.skipped import NOTHING, SkippedData
 from plumbline.launcher.runtime.system.files import read_key, read_object
@@ -220,7 +221,7 @@ def _problem(
 ) -> str | None:
     """Return what is wrong with one file of a checkpoint, given its size and checksum in the manifest, or None."""
     path = folder / name
-    if not path.is_file():
+    if not is_file(path):
         return f"{name} is missing"
     if path.stat().st_size != expected["bytes"]:
         return f"{name} has {path.stat().st_size} bytes, expected {expected['bytes']}"

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from plumbline.data.disk import is_there
 from plumbline.launcher.runtime.run.lines import Lines
 from plumbline.launcher.runtime.system.files import read_json_lines, write_start_anew
 from plumbline.launcher.runtime.system.log import LOG
@@ -171,7 +172,7 @@ class ChainFile:
     def __init__(self, folder: Path, step: int) -> None:
         self.path = folder / CHAIN
         self._head, self._noted = BEGIN, 0
-        if self.path.exists():
+        if is_there(self.path):
             self._keep(step)
         self._lines = Lines(self.path)
 

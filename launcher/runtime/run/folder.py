@@ -10,6 +10,7 @@ chain.jsonl        hash chain of steps, checkpoints  starts.jsonl    of each sta
 
 from typing import Any
 
+from plumbline.data.disk import is_file
 from plumbline.data.tokenizers import copy_tokenizer
 from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.identity import TRAINED, differences
@@ -46,7 +47,7 @@ def read_result(config: Config) -> dict[str, Any] | None:
         DamagedFileError: the file does not hold scores.
     """
     path = config.run.folder / RESULT
-    if not path.is_file():
+    if not is_file(path):
         return None
     result = read_object(path)
     return result if read_key(result, "step", int, path) == last_step(config) else None

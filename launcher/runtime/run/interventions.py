@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from plumbline.data.damage import DamagedFileError
+from plumbline.data.disk import is_there
 from plumbline.data.skipped import SkippedData, Window
 from plumbline.launcher.runtime.system.files import from_keys, read_json_lines, remove_leftovers, write_json_lines
 
@@ -49,7 +50,7 @@ def read_interventions(folder: Path) -> list[Intervention]:
         DamagedFileError: a line is not an intervention.
     """
     path = folder / INTERVENTIONS
-    if not path.exists():
+    if not is_there(path):
         return []
     return [_parse(item, f"{path}, line {number}") for number, item in read_json_lines(path)]
 

@@ -22,6 +22,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from plumbline.data.disk import is_there
 from plumbline.launcher.runtime.system.launch import job_id, restart_count
 from plumbline.launcher.runtime.system.log import LOG
 
@@ -122,7 +123,7 @@ def _is_before(owner: Mapping[str, Any]) -> bool:
 
 def _last_write(pulse: Path | None) -> float | None:
     """Return when the file was last written, by the clock of its file system, or None if there is no file."""
-    return pulse.stat().st_mtime if pulse is not None and pulse.exists() else None
+    return pulse.stat().st_mtime if pulse is not None and is_there(pulse) else None
 
 
 def _in_its_place(folder: Path) -> int:
@@ -142,7 +143,7 @@ def owner_of(folder: Path) -> dict[str, Any] | None:
     Raises:
         OSError: the file system has no locks, or this user may not read the file.
     """
-    if not (folder / LOCK).exists():
+    if not is_there(folder / LOCK):
         return None
     descriptor = os.open(folder / LOCK, os.O_RDONLY)
     try:

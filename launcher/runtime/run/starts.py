@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from plumbline.data.damage import DamagedFileError
+from plumbline.data.disk import is_there
 from plumbline.launcher.runtime.config.identity import changes, makes_other_steps
 from plumbline.launcher.runtime.config.load import config_in
 from plumbline.launcher.runtime.config.resolve import resolve
@@ -43,7 +44,7 @@ def read_starts(folder: Path) -> Iterator[Start]:
         DamagedFileError: a line is not a start.
     """
     path, training = folder / STARTS, 0
-    for number, line in read_json_lines(path) if path.exists() else ():
+    for number, line in read_json_lines(path) if is_there(path) else ():
         place = f"{path}, line {number}"
         changed = line.get("changes")
         training += isinstance(changed, dict) and any(map(makes_other_steps, changed))
@@ -86,7 +87,7 @@ def note_start(config: Config, facts: Mapping[str, Any], step: int) -> None:
     path = config.run.folder / STARTS
     remove_leftovers(path)
     try:
-        earlier = [line for _, line in read_json_lines(path)] if path.exists() else []
+        earlier = [line for _, line in read_json_lines(path)] if is_there(path) else []
     except ValueError as error:
         path.replace(path.with_name(f"{STARTS}.damaged"))
         LOG.warning(f"earlier starts of this run are not listed: {error}; kept as {STARTS}.damaged")

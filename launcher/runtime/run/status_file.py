@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from plumbline.data.disk import is_there
 from plumbline.launcher.runtime.run.ledger import Attempt, as_text, as_time
 from plumbline.launcher.runtime.run.lock import RunLockedError, hold
 from plumbline.launcher.runtime.system import launch
@@ -96,7 +97,7 @@ def read_status(folder: Path) -> Status | None:
         OSError: it cannot be read.
     """
     path = folder / STATUS
-    if not path.exists():
+    if not is_there(path):
         return None
     try:
         return Status.from_json(json.loads(path.read_text(encoding="utf-8")))
@@ -112,7 +113,7 @@ def read_attempts(folder: Path) -> list[Attempt]:
         OSError: it cannot be read.
     """
     path = folder / ATTEMPTS
-    if not path.exists():
+    if not is_there(path):
         return []
     try:
         return [Attempt.from_json(item) for _, item in read_json_lines(path)]

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from plumbline.data.disk import is_file
 from plumbline.launcher.runtime.checkpoint.store import checkpoints, step_of
 from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.yaml_files import read_yaml
@@ -47,7 +48,7 @@ class Share:
     def saved(self) -> tuple[int, int]:
         """Return the number of finished runs, and the sum of the steps that the others have saved."""
         runs = self.runs()
-        finished = [run for run in runs if any((run / name).is_file() for name in FINISHED)]
+        finished = [run for run in runs if any(is_file(run / name) for name in FINISHED)]
         return len(finished), sum(newest_step(run) for run in runs if run not in finished)
 
 

@@ -23,6 +23,7 @@ from typing import Literal
 import torch
 from tqdm import tqdm
 
+from plumbline.data.disk import is_file
 from plumbline.launcher.runtime.checkpoint.store import checkpoints, newest_whole, problems
 from plumbline.launcher.runtime.config.load import config_in
 from plumbline.launcher.runtime.config.schema import Config
@@ -116,11 +117,11 @@ def _train(config: Config, world: World, stop: StopRequest, run: Run) -> Outcome
 def outcome_of(config: Config) -> Outcome | None:
     """Return how a configuration's run ended, from its folder, or None if not begun or killed before it saved."""
     folder = config.run.folder
-    if (folder / RESULT).is_file():
+    if is_file(folder / RESULT):
         return "finished"
-    if (folder / DIVERGED).is_file():
+    if is_file(folder / DIVERGED):
         return "diverged"
-    if (folder / ERROR).is_file():
+    if is_file(folder / ERROR):
         return "failed"
     return "stopped" if checkpoints(folder / "checkpoints") else None
 

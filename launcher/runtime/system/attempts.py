@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from plumbline.data.disk import AWAY
+from plumbline.data.disk import AWAY, is_there
 from plumbline.launcher.runtime.system.exit_codes import BROKEN, COMPLETE, UNUSABLE
 from plumbline.launcher.runtime.system.files import write_json
 from plumbline.launcher.runtime.system.launch import job_id, restart_count
@@ -130,7 +130,7 @@ def _fruitless_before(attempt: Attempt, tally: Path) -> int:
     An attempt that Slurm itself requeued is not in the tally; if it saved a checkpoint, the saved progress shows it.
     This attempt is already in the tally if the disk became unavailable while it was being counted.
     """
-    if not tally.exists():
+    if not is_there(tally):
         return 0
     kept = json.loads(tally.read_text(encoding="utf-8"))
     counted = job_id() is not None and (kept.get("job"), kept.get("restart")) == (job_id(), restart_count())
