@@ -127,6 +127,21 @@ def test_a_branch_that_was_killed_equals_a_run_that_was_to_end_there(
     assert (recorded.checkpoint, recorded.from_step) == (str(parent / "checkpoints" / "step_00000020"), 20)
 
 
+def test_a_branch_that_has_begun_needs_its_parent_no_more(
+    whole: Callable[[str], Run], own_folder: Path, start_pretrain: Start, run_pretrain: Pretrain, tiny_config: Path
+) -> None:
+    """It is killed before the first checkpoint that `checkpoint.interval` asks for."""
+    typed = [*PARENT, at(own_folder, 20), "schedule.branch.steps=15", *SHAPE, "checkpoint.interval=100"]
+    job = start_pretrain(tiny_config, "orphan", typed, ranks=2)
+    job.wait_until(lambda: max(job.run.column("loss"), default=0) >= 22)
+    job.kill()
+    assert job.run.checkpoints == ["latest", "step_00000020"]
+    shutil.rmtree(own_folder / "checkpoints" / "step_00000020")
+    outcome = run_pretrain(tiny_config, "orphan", typed, ranks=2)
+    assert outcome.code == 0, outcome.stderr
+    assert numbers(outcome.run, after=20) == numbers(whole("branch_direct"), after=20)
+
+
 def test_the_parent_is_not_written_to_and_resumes_as_if_nothing_had_branched(
     whole: Callable[[str], Run], parent: Path, branched: Branched, run_pretrain: Pretrain, tiny_config: Path
 ) -> None:
@@ -198,7 +213,8 @@ def test_a_run_folder_means_its_newest_whole_checkpoint_and_a_restart_keeps_it(
     shutil.copytree(root / "step_00000010", root / "step_00000031")  # the parent has gone on
     assert resolved(own_folder, *typed) == config
     shutil.rmtree(root / "step_00000020")
-    with pytest.raises(CheckpointError, match=r"step_00000020: no whole checkpoint: .*manifest\.json is missing"):
+    remedy = r"name another one, and give the branch another run\.name: .* has those of steps 10, 30, 31"
+    with pytest.raises(CheckpointError, match=rf"step_00000020: no whole checkpoint: .*manifest\.json.*; {remedy}"):
         resolved(own_folder, *typed)
     (config.run.folder / "checkpoints" / "step_00000025").mkdir(parents=True)
     assert resolved(own_folder, *typed) == config, "a branch that has saved needs its parent no more"

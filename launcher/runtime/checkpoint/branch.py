@@ -2,7 +2,8 @@
 
 The branch takes weights, optimizer states and the position in the data from the checkpoint, and cools down from the
 parent's learning rate there, perhaps in another precision. The parent is only read. The starting point is determined
-once and kept in the branch's config.yaml, so the same command resumes it whatever the parent saves or deletes later.
+once and kept in the branch's config.yaml, and training saves it as the branch's own first checkpoint before anything
+else. From then on the same command resumes the branch whatever the parent saves or deletes.
 """
 
 from collections.abc import Callable
@@ -67,7 +68,8 @@ def check(config: Config, corpora: dict[str, str]) -> None:
     if branch is None or checkpoints(config.run.folder / "checkpoints"):
         return
     folder, step = Path(branch.checkpoint), branch.first_step
-    _refuse(folder, problems(folder))
+    # A run folder without checkpoints is of a start that was killed before it saved the first
+    _refuse(folder, problems(folder), has_begun=is_there(config.run.folder / "config.yaml"))
     parent = config_in(folder)
     # A branch differs from its parent in schedule.branch, and perhaps in precision; `check_resume` compares the rest
     like = _with_branch(parent, branch).model_copy(update={"precision": config.precision})
@@ -145,15 +147,16 @@ def _parent_of(path: Path) -> Path:
     return newest
 
 
-def _refuse(folder: Path, found: list[str]) -> None:
+def _refuse(folder: Path, found: list[str], has_begun: bool = False) -> None:
     if found:
         there = [
             f"{step_of(other):,}" for other in reversed(checkpoints(folder.parent)[:MOST_NAMED]) if other != folder
         ]
         others = f": {folder.parent} has those of steps {', '.join(there)}" if there else ""
+        aside = ", and give the branch another run.name" if has_begun else ""
         raise CheckpointError(
             f"schedule.branch.checkpoint = {folder}: no whole checkpoint: {'; '.join(found[:3])}; name another one"
-            f"{others}"
+            f"{aside}{others}"
         )
 
 

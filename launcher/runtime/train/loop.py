@@ -107,7 +107,7 @@ class Trainer:
         # From here on other sources may be read than the checkpoint knows
         self.state = replace(state, corpora=self.inputs.fingerprints, skipped=skipped)
         self.guards.restore(state.guards)
-        if self.local is None or folder.parent != self.local.folder:
+        if folder.parent == self.config.run.folder / "checkpoints":  # neither on the nodes nor of a branch's parent
             self.saver.saved_step = state.step
         resume.tell(self.engine, folder, state)
 
@@ -142,7 +142,9 @@ class Trainer:
     def _train(self) -> bool:
         """Train from the current step to the end, or until asked to stop. Returns whether training is complete."""
         config, plan, total = self.config, self.plan, self.plan.total_steps
-        if self.state.step == total and self.saver.saved_step is None:  # a complete run has a checkpoint in its folder
+        # A complete run has a checkpoint in its folder, and a branch does not depend on what its parent deletes
+        ends = (total, None if config.schedule.branch is None else config.schedule.branch.first_step)
+        if self.state.step in ends and self.saver.saved_step is None:
             self.saver.save(self.state)
         meter = self._meter
         meter.restart(self.state.step)
