@@ -19,6 +19,8 @@ FEW = 4
 """Cores per rank below which training, reading, checkpointing and compiling compete."""
 BY_QOS = "preempt/qos"
 """PreemptType with which mode and grace time come from the job's QOS, not from its partition."""
+NOTIFYING = {"PreemptParameters": "send_user_signal", "SlurmctldParameters": "preempt_send_user_signal"}
+"""Parameters, in newer versions of Slurm and in older ones, under which a preemption sends the signal of --signal."""
 ASK_QOS = ("sacctmgr", "--noheader", "--parsable2", "show", "qos", "format=Name,PreemptMode,GraceTime")
 EARLY = 60
 """Seconds by which the notice before a time limit may come early (man sbatch, --signal)."""
@@ -139,9 +141,11 @@ def _preemption(configuration: Mapping[str, str], kind: Mapping[str, str], name:
     if configuration.get("PreemptType", "preempt/none") == "preempt/none" or mode in ("OFF", "GANG"):
         return []
     found = []
-    if "preempt_send_user_signal" not in configuration.get("SlurmctldParameters", ""):
+    if not any(word in configuration.get(name, "").split(",") for name, word in NOTIFYING.items()):
         text = f"jobs may be preempted (PreemptMode {mode}), and get no USR1 ahead of it"
-        found.append((text, "have SlurmctldParameters=preempt_send_user_signal set, or set checkpoint.interval small"))
+        newer, older = (f"{name}={word}" for name, word in NOTIFYING.items())
+        remedy = f"have {newer} (in older versions of Slurm {older}) set, or set checkpoint.interval small"
+        found.append((text, remedy))
     if kind.get("GraceTime") == "0":
         text = f"jobs may be preempted (PreemptMode {mode}), with GraceTime 0: there is no time to save"
         found.append((text, f"have GraceTime of the {name} raised, or set checkpoint.interval small"))

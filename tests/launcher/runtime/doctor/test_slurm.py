@@ -103,14 +103,20 @@ def test_what_would_cost_a_checkpoint_is_warned_of(reports: Reports, changed: di
 def test_a_preemption_without_notice_is_warned_of(reports: Reports) -> None:
     preempting = CONFIGURATION.replace("preempt/none", "preempt/partition_prio")
     partition = PARTITION.replace("PreemptMode=OFF", "PreemptMode=REQUEUE")
-    texts = [finding.text for finding in slurm.judge(reports([facts(preempting, partition=partition)]))]
-    assert texts == [
+    findings = slurm.judge(reports([facts(preempting, partition=partition)]))
+    assert [finding.text for finding in findings] == [
         "jobs may be preempted (PreemptMode REQUEUE), and get no USR1 ahead of it",
         "jobs may be preempted (PreemptMode REQUEUE), with GraceTime 0: there is no time to save",
     ]
-    told = preempting.replace("(null)", "preempt_send_user_signal,idle_on_node_suspend")
+    assert findings[0].remedy == (
+        "have PreemptParameters=send_user_signal (in older versions of Slurm "
+        "SlurmctldParameters=preempt_send_user_signal) set, or set checkpoint.interval small"
+    )
     kind = partition.replace("GraceTime=0", "GraceTime=120")
-    assert [finding.level for finding in slurm.judge(reports([facts(told, partition=kind)]))] == ["ok"]
+    older = preempting.replace("(null)", "preempt_send_user_signal,idle_on_node_suspend")
+    newer = f"{preempting}PreemptParameters = min_exempt_priority=9,send_user_signal\n"
+    for told in (older, newer):
+        assert [finding.level for finding in slurm.judge(reports([facts(told, partition=kind)]))] == ["ok"]
     assert [finding.level for finding in slurm.judge(reports([facts(preempting)]))] == ["ok"], "its partition is spared"
 
 
