@@ -15,10 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from plumbline.data.damage import DamagedFileError
 from plumbline.data.disk import AWAY, is_there
 from plumbline.launcher.runtime.system.exit_codes import BROKEN, COMPLETE, UNUSABLE
-from plumbline.launcher.runtime.system.files import write_json
+from plumbline.launcher.runtime.system.files import read_key, read_object, write_json
 from plumbline.launcher.runtime.system.launch import job_id, restart_count
+from plumbline.launcher.runtime.system.log import LOG
 from plumbline.launcher.runtime.system.nodes import PAUSES, may_be_at_fault
 
 VARIABLE = "PLUMBLINE_FRUITLESS_ATTEMPTS"
@@ -132,9 +134,14 @@ def _fruitless_before(attempt: Attempt, tally: Path) -> int:
     """
     if not is_there(tally):
         return 0
-    kept = json.loads(tally.read_text(encoding="utf-8"))
+    try:
+        kept = read_object(tally)
+        saved, fruitless = read_key(kept, "saved", list, tally), read_key(kept, "fruitless", int, tally)
+    except DamagedFileError as error:
+        LOG.warning(f"{error}; fruitless attempts are counted anew")
+        return 0
     counted = job_id() is not None and (kept.get("job"), kept.get("restart")) == (job_id(), restart_count())
-    return int(kept["fruitless"]) - int(counted) if tuple(kept["saved"]) == attempt.before else 0
+    return fruitless - int(counted) if tuple(saved) == attempt.before else 0
 
 
 def accuse(folder: Path, nodes: Iterable[str], fault: str) -> None:

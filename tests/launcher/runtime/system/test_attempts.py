@@ -65,6 +65,24 @@ def test_what_cannot_be_counted_is_not_tried_for_ever(tally: Path) -> None:
         decide(Attempt(1, (5,), (5,)), tally, 2)
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "cannot be read: Expecting value"),
+        ('{"fruitless": 1}', "saved = None: expected a value of type list"),
+        ('{"saved": [5]}', "fruitless = None: expected a value of type int"),
+    ],
+)
+def test_a_damaged_count_begins_anew(tally: Path, text: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    tally.parent.mkdir(parents=True)
+    tally.write_text(text)
+    assert "fruitless attempt 1 of 2" in decide(Attempt(1, (5,), (5,)), tally, 2).reason
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"warning: {tally}: {words}")
+    assert line.endswith("; fruitless attempts are counted anew")
+    assert "fruitless attempt 2 of 2" in decide(Attempt(1, (5,), (5,)), tally, 2).reason
+
+
 def test_the_limit_is_two_unless_the_site_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
     assert read_limit() == 2
