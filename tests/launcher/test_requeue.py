@@ -4,11 +4,13 @@ import errno
 import os
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from plumbline.launcher.requeue import NOT_REQUEUED, main, without
+from plumbline.launcher.runtime.run.interventions import INTERVENTIONS, Intervention, write_interventions
 from plumbline.launcher.runtime.run.status import note_refusal
 from plumbline.launcher.runtime.run.status_file import told_by_rank_0
 from plumbline.launcher.runtime.system.attempts import FROZEN, LACKING, accuse, accused, once_the_disk_is_back
@@ -113,6 +115,26 @@ def test_a_job_goes_on_where_slurm_tells_its_users_nothing_of_nodes(
         "slurm_load_node error: Access/permission denied): none is left out\n"
     )
     assert (in_job / "asked").read_text().splitlines()[-1] == "requeue"
+
+
+def test_a_rollback_is_progress(
+    in_job: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", [*sys.argv[:-1], "40"])
+    (in_job / "crashed" / "checkpoints" / "step_00000020").mkdir(parents=True)
+    record = in_job / "crashed" / INTERVENTIONS
+    back = Intervention("2026-11-29T00:00:00+00:00", "loss_spike", "a spike", 38, 45, 20, (37, 45))
+    for made, words in (
+        ([], "nothing saved after step 20, fruitless attempt 1 of 2"),
+        ([replace(back, last_step=39)], "nothing saved after step 20, fruitless"),  # not what deleted step 40
+        ([back], "what is saved went from step 40 to step 20, by a rollback: back into the queue"),
+    ):
+        write_interventions(in_job / "crashed", made)
+        assert main() == 0
+        assert f"exit code 1, {words}" in capsys.readouterr().out
+    record.write_text("{}\n")
+    assert main() == 0
+    assert "nothing saved after step 20" in capsys.readouterr().out
 
 
 def test_a_job_that_slurm_does_not_requeue_says_what_goes_on(in_job: Path, capsys: pytest.CaptureFixture[str]) -> None:

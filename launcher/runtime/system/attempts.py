@@ -1,9 +1,10 @@
 """Decide whether a Slurm job that ended is worth another attempt.
 
-An attempt is fruitless if it ended, for whatever reason, without a newer checkpoint than it began with. Requested stops
-and preemptions save one, so a healthy run may be stopped any number of times, but a run that always crashes at the same
-place ends, and a person has to look. The number of fruitless attempts in a row is kept in a file beside the work, which
-survives when Slurm kills the job's processes, and is shared by all jobs of a chain. A new submission resets the count.
+An attempt is fruitless if it ended, for whatever reason, without a newer checkpoint than it began with, unless it went
+back to an older one, which `guards.max_rollbacks` limits. Requested stops and preemptions save one, so a healthy run
+may be stopped any number of times, but a run that always crashes at the same place ends, and a person has to look. The
+number of fruitless attempts in a row is kept in a file beside the work, which survives when Slurm kills the job's
+processes, and is shared by all jobs of a chain. A new submission resets the count.
 """
 
 import json
@@ -62,6 +63,8 @@ class Attempt:
     """What was saved when the attempt began."""
     after: Progress
     """What is saved now."""
+    rolled_back: bool = False
+    """Whether less is saved now because the run went back to before the checkpoint that the attempt began with."""
 
 
 @dataclass(frozen=True)
@@ -115,9 +118,10 @@ def decide(attempt: Attempt, tally: Path, limit: int) -> Decision:
     """
     if attempt.code in FINAL:
         return Decision(False, f"exit code {attempt.code}, {FINAL[attempt.code]}")
-    if attempt.after > attempt.before:
+    if attempt.after > attempt.before or attempt.rolled_back:
         tally.unlink(missing_ok=True)
         progress = f"what is saved went from {describe(attempt.before)} to {describe(attempt.after)}"
+        progress += ", by a rollback" if attempt.rolled_back else ""
         return Decision(True, f"exit code {attempt.code}, {progress}")
     fruitless = 1 + _fruitless_before(attempt, tally)
     tally.parent.mkdir(parents=True, exist_ok=True)
