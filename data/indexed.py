@@ -22,6 +22,8 @@ import numpy.typing as npt
 import xxhash
 
 from plumbline.data.boundaries import Boundaries
+from plumbline.data.damage import DamagedFileError
+from plumbline.data.disk import is_file
 
 Integers = npt.NDArray[np.integer[Any]]
 Int64s = npt.NDArray[np.int64]
@@ -126,17 +128,17 @@ def open_indexed(prefix: Path, has_checksum: bool = False) -> IndexedTokens:
         has_checksum: whether the index has a checksum, so that damage in it would be found elsewhere.
 
     Raises:
-        ValueError: a file is missing, is not in this format, or the two do not belong together.
+        DamagedFileError: a file is missing, is not in this format, or the two do not belong together.
     """
     index_path, token_path = Path(f"{prefix}.idx"), Path(f"{prefix}.bin")
     for path in (index_path, token_path):
-        if not path.is_file():
-            raise ValueError(f"{path}: no such file; a corpus needs both {index_path.name} and {token_path.name}")
+        if not is_file(path):
+            raise DamagedFileError(f"{path}: no such file; a corpus needs both {index_path.name} and {token_path.name}")
     with index_path.open("rb") as file:
         index = open_index(file, index_path, has_checksum=has_checksum)
     actual = token_path.stat().st_size
     if actual != index.token_bytes:
-        raise ValueError(
+        raise DamagedFileError(
             f"{token_path}: {actual} bytes, but {index_path.name} describes {index.token_bytes}; "
             "the file is truncated or the pair does not belong together: copy or prepare it again"
         )
@@ -174,14 +176,14 @@ def open_index(file: BinaryIO, name: str | Path, identity: bool | None = None, h
             read and checked for consistency.
 
     Raises:
-        ValueError: it is not in this format, or damaged.
+        DamagedFileError: it is not in this format, or damaged.
     """
     dtype, sequences, indices = read_header(file, name)
     lengths = _map(file, "<i4", HEADER.size, sequences)
     pointers = _map(file, "<i8", HEADER.size + 4 * sequences, sequences)
     documents = _map(file, "<i8", HEADER.size + 12 * sequences, indices)
     if indices < 1 or documents[0] != 0 or documents[-1] != sequences:
-        raise ValueError(
+        raise DamagedFileError(
             f"{name}: document indices must run from 0 to the number of sequences {sequences}, "
             f"found {documents[:1].tolist()} to {documents[-1:].tolist()}; prepare the corpus again"
         )
@@ -203,7 +205,7 @@ def _check_pointers(lengths: npt.NDArray[Any], pointers: Int64s, itemsize: int, 
         wrong = np.flatnonzero((pointers[start : start + block] != ends - sizes) | (sizes < 0))
         if wrong.size:
             number = start + int(wrong[0])
-            raise ValueError(
+            raise DamagedFileError(
                 f"{name}: sequence {number} of {lengths[number]} tokens at byte {pointers[number]} does not begin "
                 f"where the one before ends, byte {int((ends - sizes)[wrong[0]])}; the file is damaged: copy it again"
             )
@@ -220,26 +222,30 @@ def read_header(file: BinaryIO, name: str | Path) -> tuple[np.dtype[np.integer[A
     """Return (token dtype, number of sequences, number of document indices) of an `.idx` file whose size fits them.
 
     Raises:
-        ValueError: it is not in this format, or truncated.
+        DamagedFileError: it is not in this format, or truncated.
     """
     file.seek(0)
     header = file.read(HEADER.size)
     if header[: len(MAGIC)] != MAGIC:
-        raise ValueError(
+        raise DamagedFileError(
             f"{name}: starts with {header[: len(MAGIC)]!r}, expected {MAGIC!r}; "
             "this is not a Megatron-LM index: check the path, or prepare the corpus with launcher/prepare.py"
         )
     if len(header) < HEADER.size:
-        raise ValueError(f"{name}: {len(header)} bytes, expected at least {HEADER.size}; copy or prepare it again")
+        raise DamagedFileError(
+            f"{name}: {len(header)} bytes, expected at least {HEADER.size}; copy or prepare it again"
+        )
     _, version, code, sequences, indices = HEADER.unpack(header)
     if version != VERSION:
-        raise ValueError(f"{name}: format version {version}, expected {VERSION}; prepare the corpus again")
+        raise DamagedFileError(f"{name}: format version {version}, expected {VERSION}; prepare the corpus again")
     if code not in DTYPES:
-        raise ValueError(f"{name}: token type code {code}, expected one of {sorted(DTYPES)}; prepare the corpus again")
+        raise DamagedFileError(
+            f"{name}: token type code {code}, expected one of {sorted(DTYPES)}; prepare the corpus again"
+        )
     expected, actual = HEADER.size + 12 * sequences + 8 * indices, file.seek(0, os.SEEK_END)
     # Megatron's multimodal indices append one mode byte per sequence, which text training does not need.
     if actual not in (expected, expected + sequences):
-        raise ValueError(
+        raise DamagedFileError(
             f"{name}: {actual} bytes, but its header describes {expected} ({sequences} sequences, {indices} document "
             "indices); the file is truncated or damaged: copy or prepare it again"
         )

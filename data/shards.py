@@ -8,6 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
+from plumbline.data.damage import DamagedFileError
 from plumbline.data.indexed import Int64s, Integers
 from plumbline.data.remote.piece import Piece
 from plumbline.data.remote.tokens import RemoteTokens
@@ -123,11 +124,11 @@ class Shards:
         """Open one shard.
 
         Raises:
-            ValueError: it does not match the manifest.
+            DamagedFileError: it is missing or damaged, or does not match the manifest.
         """
         shard, expected = self._open_shard(number), self._starts[number + 1] - self._starts[number]
         if len(shard) != expected:
-            raise ValueError(
+            raise DamagedFileError(
                 f"{shard}: {len(shard)} tokens where the corpus's manifest makes {expected} of its size; prepare the "
                 "corpus again with --overwrite"
             )

@@ -92,13 +92,13 @@ class RemoteTokens:
             has_checksum = self._index.checksum is not None or self._identity is not None  # or it was read before
             index = open_index(file, self._index.url, self._identity, has_checksum)
         if index.token_bytes != self._tokens.size:
-            raise ValueError(
+            raise DamagedFileError(
                 f"{self._tokens.url}: {self._tokens.size} bytes, but {self._index.url} describes {index.token_bytes}; "
                 "the pair does not belong together: copy or prepare it again"
             )
         found = index.dtype.itemsize, len(index.first_bytes)
         if self._shape not in (None, found, (found[0], None)):
-            raise ValueError(
+            raise DamagedFileError(
                 f"{self._index.url}: {found[0]} bytes per token and {found[1]} documents, where corpus.json makes "
                 f"{self._shape} of it; prepare the corpus again with --overwrite"
             )

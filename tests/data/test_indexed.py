@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from plumbline.data import indexed
+from plumbline.data.damage import DamagedFileError
 from plumbline.data.indexed import IndexedWriter, open_indexed, token_dtype
 
 
@@ -136,7 +137,7 @@ def change(path: Path, edit: Callable[[bytes], bytes]) -> None:
 def test_damage_is_named(tmp_path: Path, suffix: str, edit: Callable[[bytes], bytes], message: str) -> None:
     write_like_megatron(tmp_path / "a", [[[1, 2]], [[3]], [[4, 5, 6]]])
     change(tmp_path / f"a.{suffix}", edit)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(DamagedFileError, match=message):
         open_indexed(tmp_path / "a")
 
 
@@ -144,5 +145,5 @@ def test_damage_is_named(tmp_path: Path, suffix: str, edit: Callable[[bytes], by
 def test_a_missing_file_is_named(tmp_path: Path, suffix: str) -> None:
     write_like_megatron(tmp_path / "a", [[[1]]])
     (tmp_path / f"a.{suffix}").unlink()
-    with pytest.raises(ValueError, match=rf"a\.{suffix}: no such file"):
+    with pytest.raises(DamagedFileError, match=rf"a\.{suffix}: no such file"):
         open_indexed(tmp_path / "a")

@@ -14,6 +14,7 @@ import pytest
 
 from plumbline.data.config import DataConfig
 from plumbline.data.corpus import Corpus, open_corpus, read_manifest
+from plumbline.data.damage import DamagedFileError
 from plumbline.data.loader import TrainBatches
 from plumbline.data.preparation.verifying import verify
 from plumbline.data.remote.cache import CacheConfig
@@ -161,7 +162,7 @@ def test_whether_all_files_are_looked_at_is_for_the_caller_to_say(
         with pytest.raises(ValueError, match=r"train-00017\.idx: is missing, corpus\.json expects \d+ bytes"):
             look_at_all()
     assert open_corpus(folder, check_sizes=False).splits["train"].read(0, 20).inputs.size == 20
-    with pytest.raises(ValueError, match=r"train-00017\.idx: no such file"):
+    with pytest.raises(DamagedFileError, match=r"train-00017\.idx: no such file"):
         corpus.splits["train"].read(0, corpus.splits["train"].num_tokens)
 
 
@@ -177,7 +178,7 @@ def test_shards_of_other_tokens_than_stated_are_named(byte_corpus: Path, tmp_pat
     (folder / "corpus.json").write_text(json.dumps(manifest))
     address = f"file://{folder}" if remote else str(folder)
     corpus = open_corpus(address, CacheConfig(path=str(tmp_path / "cache")))
-    with pytest.raises(ValueError, match=r"train-00000\.(bin|idx): .* corpus"):
+    with pytest.raises(DamagedFileError, match=r"train-00000\.(bin|idx): .* corpus"):
         corpus.splits["train"].read(0, 4)
 
 
