@@ -95,7 +95,7 @@ def spearman(pairs: Sequence[tuple[float, float]]) -> float:
 
 def _way(recipe: str) -> str:
     """Return a recipe's name without its bits: rtn-w4-g128 -> rtn-w-g128."""
-    return "-".join("w" if part[0] == "w" and part[1:].isdigit() else part for part in recipe.split("-"))
+    return "-".join("w" if part[:1] == "w" and part[1:].isdigit() else part for part in recipe.split("-"))
 
 
 def _short(row: Row) -> str:

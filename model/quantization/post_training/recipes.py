@@ -164,7 +164,7 @@ def named_recipe(name: str) -> Recipe:
         match = re.match(pattern.pattern + r"(?=-|$)", stem)
         if match is None:
             continue
-        options = [word for word in stem[match.end() :].split("-") if word]
+        options = stem[match.end() :].split("-")[1:]
         try:
             fields = settings(match.groupdict(), options)
             if not options:

@@ -91,6 +91,9 @@ def test_which_recipes_need_text() -> None:
         ("rtn-w4-actorder", "recipe rtn-w4-actorder: act_order = true, method = rtn: only gptq"),
         ("w8a8-smooth1.5", "recipe w8a8-smooth1.5: smooth Input should be less than or equal to 1"),
         ("rtn-w4-g1.5", "'rtn-w4-g1.5' is no recipe"),
+        ("rtn-w4-", "'rtn-w4-' is no recipe; near it: rtn-w4"),
+        ("rtn-w4--g32", "'rtn-w4--g32' is no recipe; near it: rtn-w4-g32"),
+        ("rtn-w4--hadamard", "'rtn-w4--hadamard' is no recipe"),
         ("hello", r"'hello' is no recipe\. Names are"),
     ],
 )

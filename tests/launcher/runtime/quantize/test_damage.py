@@ -326,6 +326,12 @@ def test_curves_compare_like_with_like() -> None:
     assert math.isnan(spearman([(1, 7), (1, 5)]))
 
 
+def test_curves_take_any_name_of_a_recipe() -> None:
+    """A YAML file may name a recipe with hyphens that nothing stands between."""
+    rows = [row(name, bits / 10, post_bits=bits) for name in ("mine-", "a--b") for bits in (3, 4)]
+    assert by_bits(rows) == {name: [(3, 0.3), (4, 0.4)] for name in ("mine-", "a--b")}
+
+
 def test_curves_keep_texts_and_averages_apart() -> None:
     rows = [
         row(recipe, delta, post_bits=bits, **changes)
