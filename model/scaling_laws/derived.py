@@ -66,10 +66,14 @@ def critical_tokens(law: PrecisionLaw, parameters: float, post_bits: float) -> f
         ValueError: the law has no quantization after training.
     """
     law.require(*CRITICAL)
-    harm = float(law.post_delta(points(parameters, 1.0, post_bits=post_bits)))  # delta_PTQ / D^gamma_D
-    if harm * law.gamma_D == 0:
+    delta = float(law.post_delta(points(parameters, 1.0, post_bits=post_bits)))  # delta_PTQ / D^gamma_D
+    gain, harm = law.beta * law.B, law.gamma_D * delta
+    if harm <= 0:
         return float("inf")
-    return float((law.beta * law.B / (law.gamma_D * harm)) ** (1 / (law.gamma_D + law.beta)))
+    if gain <= 0:
+        return 0.0
+    with np.errstate(over="ignore"):  # two small exponents put it beyond any number of tokens
+        return float(np.exp((np.log(gain) - np.log(harm)) / (law.gamma_D + law.beta)))
 
 
 def optimal_precision(law: PrecisionLaw) -> float:

@@ -29,7 +29,7 @@ from plumbline.model.scaling_laws.derived import (
 from plumbline.model.scaling_laws.fit import BAND, Fit, bands, score
 from plumbline.model.scaling_laws.forms import form_named, name_of
 from plumbline.model.scaling_laws.law import Law
-from plumbline.model.scaling_laws.points import TRAINING, Floats
+from plumbline.model.scaling_laws.points import TRAINING, Floats, Points
 from plumbline.model.scaling_laws.precision import PrecisionLaw
 from plumbline.model.scaling_laws.published import PUBLISHED, SourcedLaw, published
 
@@ -96,11 +96,14 @@ def derive(fit: Fit, resampled: Sequence[Law]) -> dict[str, Any]:
         # A band of the draws that have an optimum would leave out the ends where there is none
         derived["optimal_bits_band"] = list(np.percentile(known, BAND)) if known and missing <= SEVERAL else None
     if "C_T" in law.constants:
-        size = float(at.parameters.max())
-        critical = {str(bits): critical_tokens(law, size, bits) / size for bits in POST_BITS}
-        stated = {"parameters": size, "post_bits": critical}
-        derived["critical_tokens_per_parameter"] = None if "critical" in unanswered else stated
+        derived["critical_tokens_per_parameter"] = None if "critical" in unanswered else _critical(law, at)
     return derived
+
+
+def _critical(law: PrecisionLaw, at: Points) -> dict[str, Any]:
+    """Return D_crit over N by post_bits, for the largest model of the points."""
+    size = float(at.parameters.max())
+    return {"parameters": size, "post_bits": {str(bits): critical_tokens(law, size, bits) / size for bits in POST_BITS}}
 
 
 def _or_none(question: Callable[[PrecisionLaw], float], law: PrecisionLaw) -> float | None:

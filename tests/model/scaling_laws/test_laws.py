@@ -149,6 +149,17 @@ def test_the_critical_data_size_is_where_the_loss_turns(known: dict[str, float],
     assert critical_tokens(replace(law, gamma_D=0.0), 60e6, bits) == np.inf, "more data never harms"
 
 
+@pytest.mark.parametrize(
+    ("constants", "expected"),
+    [({"C_T": 1e-30, "beta": 0.05, "gamma_D": 1e-4}, np.inf), ({"gamma_D": -0.1}, np.inf), ({"B": 0.0}, 0.0)],
+    ids=str,
+)
+def test_data_that_never_harms_or_never_helps_has_an_end_of_its_range(
+    constants: dict[str, float], expected: float
+) -> None:
+    assert critical_tokens(replace(KUMAR, **constants), 60e6, 4) == expected
+
+
 def test_the_optimal_precision_is_seven_bits_whatever_the_compute() -> None:
     assert optimal_precision(KUMAR) == pytest.approx(7.00, abs=5e-3)
     assert {round(allocate_with_precision(KUMAR, flops).bits, 6) for flops in (1e18, 1e24)} == {

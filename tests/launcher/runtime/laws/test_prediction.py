@@ -1,0 +1,42 @@
+"""Laws whose constants are at the end of their range: what they leave open is left out, and said."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from plumbline.launcher.runtime.laws import prediction
+from plumbline.launcher.runtime.laws.document import derive
+from plumbline.launcher.runtime.system.files import finite
+from plumbline.model.quantization.precision import PrecisionConfig
+from plumbline.model.scaling_laws.points import points
+from plumbline.model.scaling_laws.published import KUMAR
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from plumbline.model.scaling_laws.law import Law
+
+SIZE = (10**8, 10**8, 2 * 10**9)  # parameters, those of them in blocks, and tokens
+
+
+def written(law: Law, folder: Path) -> str:
+    """Write what is read of a law.json, and return its name."""
+    training = {"parameters": [1e7, 1e9], "tokens": [1e9, 1e11]}
+    about = {"source": "by hand", "training": training, "undetermined": [], "warnings": []}
+    (folder / "law.json").write_text(json.dumps({"form": "precision", "constants": law.constants, **about}))
+    return str(folder / "law.json")
+
+
+@pytest.mark.parametrize(("undetermined", "stated"), [((), True), (("gamma_D",), False)])
+def test_a_critical_size_beyond_numbers_is_written_as_null(undetermined: tuple[str, ...], stated: bool) -> None:
+    endless = replace(KUMAR, C_T=1e-30, beta=0.05, gamma_D=1e-4)
+    at = points(3e7, 1e9)
+    fitted: Any = SimpleNamespace(law=endless, train=SimpleNamespace(at=at), undetermined=frozenset(undetermined))
+    critical = finite(derive(fitted, []))["critical_tokens_per_parameter"]
+    assert critical == ({"parameters": 3e7, "post_bits": dict.fromkeys("34568")} if stated else None)
