@@ -109,9 +109,12 @@ def allocate(law: Law, flops: float, bits: float = BF16) -> Allocation:
         ValueError: the law lacks the constants, or has no best split.
     """
     law.require("A", "alpha", "B", "beta", "E")
-    for name in ("A", "B"):
-        if getattr(law, name) == 0:
-            raise ValueError(f"{name} = 0: under this law one of size and data does not matter, and no split is best")
+    for name in SPLIT:
+        if (value := getattr(law, name)) <= 0:
+            raise ValueError(
+                f"{name} = {value:g}: under this law one of size and data does not help, and no split is best; give a "
+                "law in which it is above 0"
+            )
     product = flops * BF16 / (6 * bits)  # N D
     share = 1 / (law.alpha + law.beta)
     ratio = law.alpha * law.A / (law.beta * law.B)

@@ -144,7 +144,7 @@ def predict(
         try:
             allocations[key] = question()
         except ValueError as error:  # a law without an optimum still predicts
-            notes.append(str(error))
+            notes += [str(error)] if str(error) not in notes else []  # several may lack it for one reason
     return Prediction(
         name=name,
         form=name_of(law),

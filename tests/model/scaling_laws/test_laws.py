@@ -223,8 +223,13 @@ def test_a_law_without_an_optimum_says_so() -> None:
         precision_at_size(flat, 30e6, 1e18)
     with pytest.raises(ValueError, match=r"no precision is best: .* search, 64 bits"):
         precision_at_size(replace(flat, A=1e9, B=0.0), 30e6, 1e18)
-    with pytest.raises(ValueError, match="A = 0: under this law"):
-        allocate(replace(KUMAR, A=0.0), 1e20)
+
+
+@pytest.mark.parametrize("name", ["A", "alpha", "B", "beta"])
+@pytest.mark.parametrize("value", [0.0, -0.4])
+def test_a_law_in_which_size_or_data_does_not_help_has_no_best_split(name: str, value: float) -> None:
+    with pytest.raises(ValueError, match=f"{name} = {value:g}: under this law one of size and data does not help"):
+        allocate(replace(KUMAR, **{name: value}), 1e20)
 
 
 def test_forms_are_found_by_name() -> None:

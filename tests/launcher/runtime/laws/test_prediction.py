@@ -40,3 +40,15 @@ def test_a_critical_size_beyond_numbers_is_written_as_null(undetermined: tuple[s
     fitted: Any = SimpleNamespace(law=endless, train=SimpleNamespace(at=at), undetermined=frozenset(undetermined))
     critical = finite(derive(fitted, []))["critical_tokens_per_parameter"]
     assert critical == ({"parameters": 3e7, "post_bits": dict.fromkeys("34568")} if stated else None)
+
+
+@pytest.mark.parametrize(
+    "constants", [{"alpha": 0.0, "beta": 0.0}, {"alpha": -0.3}, {"beta": -0.1}, {"A": 0.0}], ids=str
+)
+def test_a_law_without_a_best_split_says_so_once_and_predicts(constants: dict[str, float], tmp_path: Path) -> None:
+    name = written(replace(KUMAR, **constants), tmp_path)
+    found = prediction.predict(name, *SIZE, 50257, PrecisionConfig())
+    assert len([note for note in found.notes if "no split is best" in note]) == 1
+    assert not {"at_16_bits", "at_optimal_bits"} & set(found.allocations)
+    assert math.isfinite(found.loss)
+    assert any("no split is best" in line for line in prediction.lines(found))
