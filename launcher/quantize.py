@@ -93,7 +93,7 @@ def main() -> int:
     if arguments.list:
         print_recipes()
         return COMPLETE
-    wanted = read_recipes(arguments.recipes)
+    wanted, asked = read_recipes(arguments.recipes)
     law = open_law(arguments.law).law if arguments.law else None
     if law is not None and "post_bits" not in law.USES:
         raise ValueError(f"--law {arguments.law}: says nothing of quantization after training; give another")
@@ -110,7 +110,7 @@ def main() -> int:
     for name, start in ((ROWS, ROW_START), (SUPERSEDED, ROW_START), (LAYERS, ROW_START), (REPORT, TITLE)):
         check_replaceable_file(arguments.output / name, start)
     requests = [
-        (path, fitting(model, wanted, text, arguments.recipes), text)
+        (path, fitting(model, wanted, text, asked), text)
         for path, model, text in zip(arguments.model, outlines, texts, strict=True)
     ]
     file, failed = RowFile(arguments.output), list[str]()

@@ -6,11 +6,11 @@ from typing import Any
 
 from plumbline.launcher.runtime.config.parse import option_problems, refuse_non_finite
 from plumbline.launcher.runtime.config.yaml_files import plain_values, read_yaml
-from plumbline.model.quantization.post_training.recipes import Recipe, recipes
+from plumbline.model.quantization.post_training.recipes import SETS, Recipe, recipes
 
 
-def read_recipes(given: Sequence[str]) -> tuple[Recipe, ...]:
-    """Return the recipes given by names, sets and files.
+def read_recipes(given: Sequence[str]) -> tuple[tuple[Recipe, ...], frozenset[str]]:
+    """Return the recipes given by names, sets and files, and the names of those that no set stands for.
 
     Raises:
         ValueError: there is no such recipe, or a file cannot be read as recipes.
@@ -22,6 +22,9 @@ def read_recipes(given: Sequence[str]) -> tuple[Recipe, ...]:
             continue
         content = plain_values(read_yaml(Path(each)), f"--recipes {each}")
         refuse_non_finite(content, f"--recipes {each}")
+        if not content:
+            raise ValueError(f"--recipes {each}: is empty; write a recipe or a list of them into it")
         named += content if isinstance(content, list) else [content]
     with option_problems(f"--recipes {' '.join(given)}", Recipe):
-        return recipes(named)
+        found = recipes(named)
+    return found, frozenset(each if isinstance(each, str) else each["name"] for each in named) - SETS.keys()

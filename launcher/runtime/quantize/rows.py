@@ -9,7 +9,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
@@ -281,7 +281,7 @@ def measure_missing(model: LoadedModel, wanted: Sequence[Recipe], text: Text, ro
     return failed
 
 
-def fitting(model: LoadedModel, wanted: Sequence[Recipe], text: Text, asked: Sequence[str]) -> list[Recipe]:
+def fitting(model: LoadedModel, wanted: Sequence[Recipe], text: Text, asked: Collection[str]) -> list[Recipe]:
     """Return the recipes that fit a model, whose weights are not needed; log why the others are left out.
 
     Args:

@@ -200,9 +200,12 @@ def test_code_in_a_folder_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_recipes_of_a_set_that_do_not_fit_are_left_out(
     quantize: Quantize, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Also if the set is named in a file."""
     monkeypatch.setitem(SETS, "weights", ("rtn-w4-g128", "rtn-w8"))
-    rows = quantize("--model", trained, "--recipes", "weights", "--output", tmp_path)
-    assert [row["recipe"] for row in rows] == ["rtn-w8"]
+    (tmp_path / "set.yaml").write_text("- weights\n")
+    for given in ("weights", tmp_path / "set.yaml"):
+        rows = quantize("--model", trained, "--recipes", given, "--output", tmp_path)
+        assert [row["recipe"] for row in rows] == ["rtn-w8"]
 
 
 def test_recipes_in_full_come_from_a_file(quantize: Quantize, trained: Path, tmp_path: Path) -> None:
@@ -269,6 +272,8 @@ def test_what_cannot_be_done_is_refused(
         ("--recipes rtn-w4-g128 --save OUT", "group_size = 128 does not divide the 64 inputs"),
         ("--recipes rtn-w4 --save OUT --sequence-length 9999", "exceeds the model's"),
         ("--recipes rtn-w4-g128 --output OUT", "group_size = 128 does not divide the 64 inputs"),
+        ("--recipes rtn-w4 GROUPS.YAML --output OUT", "recipe mine: group_size = 128 does not divide the 64 inputs"),
+        ("--recipes EMPTY.YAML --output OUT", "--recipes .*/empty.yaml: is empty; write a recipe or a list of them"),
         ("--recipes rtn-w4 --output FILE", "--output .*/file: .*/file is not a folder; choose another name"),
         ("--recipes rtn-w4 --output FILE/q", "--output .*/q: .*/file is not a folder; choose another name"),
         ("--recipes rtn-w4 --save NOWHERE", "--save .*/nowhere: exists; choose another"),
@@ -281,7 +286,11 @@ def test_what_cannot_be_done_is_refused_before_weights_are_read(
     (tmp_path / "file").touch()
     (tmp_path / "nowhere").symlink_to(tmp_path / "gone")
     monkeypatch.setattr("plumbline.launcher.quantize.load_model", lambda *_: pytest.fail("a model was read"))
-    places = {word: str(tmp_path / word.lower()) for word in ("OUT", "FILE", "NOWHERE")}
+    (tmp_path / "groups.yaml").write_text(
+        "- rtn-w8\n- {name: mine, weights: {format: int4, granularity: group, group_size: 128}}\n"
+    )
+    (tmp_path / "empty.yaml").write_text("[]\n")
+    places = {word: str(tmp_path / word.lower()) for word in ("OUT", "FILE", "NOWHERE", "GROUPS.YAML", "EMPTY.YAML")}
     words = re.sub("|".join(places), lambda found: places[found[0]], arguments).split()
     with pytest.raises(ValueError, match=message):
         quantize("--model", trained, *words)
