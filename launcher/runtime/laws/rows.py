@@ -6,7 +6,8 @@ loss             nats per token                          run             rows of
 weight_format    e4m3 and the like, for the float law    group_size      for the granularity law
 
 Rows of quantize.py have base_loss besides, the loss of the checkpoint as it was trained, on the same text: a point of
-its own. No law here covers rows that round more than weights after training, or models with unknown training tokens.
+its own. No law here covers rows that round more than weights after training, or nothing (recipes that only rotate or
+smooth), or models with unknown training tokens.
 """
 
 import json
@@ -140,7 +141,7 @@ def _rows(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         place = f"{file}, line {number}"
         yield place, row
         if "base_loss" in row:
-            yield place, {**row, "loss": row["base_loss"], **dict.fromkeys(("post_bits", *MORE_THAN_WEIGHTS))}
+            yield place, {**row, "loss": row["base_loss"], **dict.fromkeys(("post", "post_bits", *MORE_THAN_WEIGHTS))}
 
 
 def layout_of(weight_format: Any) -> tuple[float, float] | None:
@@ -158,6 +159,8 @@ def _unfinished(row: dict[str, Any]) -> str | None:
         return "of unknown training tokens"
     if any(row.get(key) is not None for key in MORE_THAN_WEIGHTS):
         return "with inputs or keys and values quantized after training"
+    if row.get("post") is not None and row.get("post_bits") is None:
+        return "rotated or smoothed after training, and not quantized"
     return "no loss" if loss is None or (isinstance(loss, float) and not math.isfinite(loss)) else None
 
 
