@@ -1,7 +1,9 @@
 """Collect what a precision law needs to know about a checkpoint: size, data, learning rate, training precision."""
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
+
+from torch import nn
 
 from plumbline.launcher.runtime.config.budget import totals
 from plumbline.launcher.runtime.config.plan import plan_run
@@ -9,7 +11,6 @@ from plumbline.launcher.runtime.models.open import LoadedModel, beside
 from plumbline.launcher.runtime.optim.schedule import Schedule
 from plumbline.launcher.runtime.run.folder import read_result
 from plumbline.launcher.runtime.run.status_file import RESULT
-from plumbline.model.quantization.post_training.calibration import decoder_blocks
 
 Phase = Literal["warm-up", "peak", "decay"]
 GRIDS = ("_scale", "_zero_point", "_shape")  # suffixes of a quantized folder's tensors besides its weights
@@ -46,11 +47,7 @@ class CheckpointFacts:
 def checkpoint_facts(model: LoadedModel) -> CheckpointFacts:
     """Return the facts of a model, from its run or only from its weights."""
     config = model.config
-    if config is not None:
-        parameters = totals(plan_run(config).rows).non_embedding
-    else:
-        named = decoder_blocks(model.module)[1].named_parameters()
-        parameters = sum(parameter.numel() for name, parameter in named if not name.endswith(GRIDS))
+    parameters = _non_embedding(model.module) if config is None else totals(plan_run(config).rows).non_embedding
     facts = CheckpointFacts(
         model=str(model.source),
         run=_run(model),
@@ -73,6 +70,14 @@ def checkpoint_facts(model: LoadedModel) -> CheckpointFacts:
         activation_bits=bits["activation_bits"],
         kv_bits=bits["kv_bits"],
     )
+
+
+def _non_embedding(stock: Any) -> int:
+    """Return the parameters of a stock model without embedding and head, as they are counted for a run."""
+    outside = [stock.get_output_embeddings(), *(each for each in stock.modules() if isinstance(each, nn.Embedding))]
+    left_out = {id(parameter) for module in outside for parameter in module.parameters()}
+    named = stock.named_parameters()
+    return sum(each.numel() for name, each in named if id(each) not in left_out and not name.endswith(GRIDS))
 
 
 def _run(model: LoadedModel) -> str:

@@ -79,7 +79,7 @@ def about(row: Row) -> list[str]:
     facts = [
         f"loss {row.base_loss_shown} nats per token on {damage.predicted_tokens:,} tokens of {text.data} in "
         f"{damage.sequences:,} sequences of {text.sequence_length}",
-        f"{model.parameters:,} parameters in blocks",
+        f"{model.parameters:,} parameters without embedding and head",
     ]
     if model.tokens is not None:
         facts.append(f"{model.tokens:,} tokens of training, {model.tokens_per_parameter:.1f} for each parameter")

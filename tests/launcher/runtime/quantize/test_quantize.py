@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from plumbline.launcher.runtime.export.verify import check_tokens
 from plumbline.launcher.runtime.laws.rows import read_rows
-from plumbline.launcher.runtime.models.open import load_model
+from plumbline.launcher.runtime.models.open import LoadedModel, load_model
 from plumbline.launcher.runtime.quantize.facts import checkpoint_facts
 from plumbline.launcher.runtime.quantize.rows import RowFile, in_bf16, measure_missing
 from plumbline.launcher.runtime.quantize.rows import read_rows as read_rows_of
@@ -117,6 +118,22 @@ def test_facts_say_where_on_its_schedule_a_checkpoint_stands(trained: Path) -> N
     assert found[1].lr_factor is not None
     assert 0 < found[1].lr_factor < 0.5
     assert (found[1].weight_bits, found[1].activation_bits, found[1].kv_bits) == (16, 16, 16)
+
+
+def test_a_folder_counts_the_parameters_of_its_run(trained: Path, exported_folder: Path) -> None:
+    cpu = torch.device("cpu")
+    found = [checkpoint_facts(load_model(each, cpu, torch.float32)) for each in (trained, exported_folder)]
+    assert found[0].parameters == found[1].parameters
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_learned_positions_are_embeddings_too(tied: bool) -> None:
+    module = GPT2LMHeadModel(
+        GPT2Config(vocab_size=11, n_positions=5, n_embd=8, n_layer=1, n_head=2, tie_word_embeddings=tied)
+    )
+    found = checkpoint_facts(LoadedModel(module, Path("gpt2"), None, None, None, None))
+    parts = (module.transformer.h, module.transformer.ln_f)
+    assert found.parameters == sum(each.numel() for part in parts for each in part.parameters())
 
 
 def test_a_run_that_was_moved_is_not_taken_for_the_one_in_its_old_place(trained: Path, tmp_path: Path) -> None:

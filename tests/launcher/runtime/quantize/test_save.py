@@ -63,7 +63,7 @@ def test_a_saved_folder_computes_what_was_measured(
     assert (groups["group_0"]["input_activations"] is not None) == (measured[0]["post_activation_bits"] is not None)
     if loss_error == 1e-7:
         assert abs(measured[0]["delta"]) > 10 * loss_error, "a folder that rounds nothing has another loss"
-    assert again[0]["parameters"] == pytest.approx(measured[0]["parameters"], rel=2e-3), "no scales; a run's: last norm"
+    assert again[0]["parameters"] == measured[0]["parameters"], "no scales"
     with pytest.raises(ValueError, match=r"recipe rtn-w8: the model is quantized already \(quantization_config"):
         quantize("--model", saved, "--recipes", "rtn-w8", "--save", tmp_path / "twice")
     assert load_tokenizer(saved).model_max_length == config["max_position_embeddings"]
