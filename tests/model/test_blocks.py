@@ -214,7 +214,7 @@ def test_gains_on_a_skipless_stream_move_it_alike_at_every_depth(
             if row.name.endswith(name):
                 parameter = model.get_parameter(row.name)
                 signs = torch.ones(parameter.shape).mul_(torch.arange(parameter.size(-1)) % 2 * 2 - 1)
-                parameter += 0.1 * row.lr_multiplier * signs
+                parameter.add_(signs, alpha=0.1 * row.lr_multiplier)
         model(tokens())
         moved.append(float((streams[1] - streams[0]).norm() / streams[0].norm()))
     assert moved[0] > 0.01
@@ -327,13 +327,13 @@ def test_scalars_sum_their_gradient_over_channels_and_vectors_do_not(make_config
             for row in found:
                 expected = (BASE.lr * block_lr, 0.0, BASE.eps * factor)
                 assert (row.lr, row.weight_decay, row.eps) == pytest.approx(expected, rel=1e-12), row.name
-    for shape, name, eps in (
+    for shape, name, factor in (
         ({"family": "sas"}, "input_layernorm.weight", 1 / 4),
         ({"family": "sas", "norm": "layernorm", "norm_bias": True}, "input_layernorm.bias", 1 / 4),
         ({"family": "sas", "norm": "single_scale_rmsnorm"}, "input_layernorm.scale", 1.0),
     ):
         (row,) = (row for row in parameter_table(make_config(**shape), rule, BASE) if row.name.endswith(f"2.{name}"))
-        expected = (BASE.lr / 3, 0.0, BASE.eps * eps)  # on the stream, whose gains multiply over the blocks
+        expected = (BASE.lr / 3, 0.0, BASE.eps * factor)  # on the stream, whose gains multiply over the blocks
         assert (row.lr, row.weight_decay, row.eps) == pytest.approx(expected, rel=1e-12), row.name
     rows = parameter_table(make_config(attention="pruned", pruning_rank=8), rule, BASE)
     asked = {row.name.split(".")[-2]: row for row in rows if row.name.startswith("model.layers.2.self_attn.")}

@@ -25,6 +25,15 @@ from plumbline.model.parameterization.config import OptimizerSettings
 from plumbline.model.parameterization.skeleton import parameter_count
 
 
+READ_BY: dict[str, tuple[str, ...]] = {
+    "base_batch_tokens": ("complete_dp", "power_law"),
+    "base_tokens": ("complete_dp", "power_law"),
+    "lr_batch_exponent": ("power_law",),
+    "lr_tokens_exponent": ("power_law",),
+}
+"""Key of the section -> the rules that read it."""
+
+
 class HorizonConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
     """Choose the rules for batch size and training length, and the base at which the hyperparameters were tuned."""
 
@@ -56,14 +65,12 @@ class HorizonConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_att
 
     def cautions(self) -> Iterator[str]:
         """Yield a sentence for each key that has a value of its own but no effect."""
-        rules = {"base_batch_tokens": ("complete_dp", "power_law"), "base_tokens": ("complete_dp", "power_law")}
-        rules |= {"lr_batch_exponent": ("power_law",), "lr_tokens_exponent": ("power_law",)}
-        for key, fitting in rules.items():
+        for key, rules in READ_BY.items():
             value = getattr(self, key)
-            if value != HorizonConfig.model_fields[key].default and self.rule not in fitting:
+            if value != HorizonConfig.model_fields[key].default and self.rule not in rules:
                 yield (
                     f"horizon.{key} = {value:g} has no effect: horizon.rule = {self.rule}; leave it out, or set "
-                    f"horizon.rule to {' or '.join(fitting)}"
+                    f"horizon.rule to {' or '.join(rules)}"
                 )
 
     @model_validator(mode="after")
