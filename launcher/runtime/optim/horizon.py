@@ -24,7 +24,6 @@ from plumbline.model.config import ModelConfig
 from plumbline.model.parameterization.config import OptimizerSettings
 from plumbline.model.parameterization.skeleton import parameter_count
 
-
 READ_BY: dict[str, tuple[str, ...]] = {
     "base_batch_tokens": ("complete_dp", "power_law"),
     "base_tokens": ("complete_dp", "power_law"),
