@@ -37,6 +37,36 @@ def test_a_script_asks_for_what_is_known_and_leaves_the_rest(tmp_path: Path, mon
     ]
 
 
+CLUSTER = """\
+srun() { while [[ "$1" == --* ]]; do shift; done; "$@"; }
+sbcast() { cp "$2" "$3"; }
+fail() { echo "$*" >&2; exit 2; }
+script=pretrain.sbatch SLURM_NNODES=1
+"""
+
+
+def test_jobs_on_one_node_do_not_share_a_copy_of_the_environment(tmp_path: Path) -> None:
+    """The example in cluster.env, without its comment signs, on a cluster of this machine."""
+    lines = (ROOT / "slurm" / "cluster.env").read_text().splitlines()
+    first = lines.index('#[[ -z "${script:-}" ]] || {')
+    example = "\n".join(line.removeprefix("#") for line in lines[first : lines.index("#}", first) + 1])
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python").write_text("python")
+    tar = tmp_path / "env.tar"
+    subprocess.run(["tar", "-cf", tar, "-C", tmp_path, "bin"], check=True)
+    words = [CLUSTER, example.replace("/project/env.tar", str(tar)), 'echo "$PLUMBLINE_PYTHON"']
+
+    def python_of(job: str) -> Path:
+        env = {**os.environ, "PLUMBLINE_NODE_FOLDER": str(tmp_path / "node"), "SLURM_JOB_ID": job}
+        done = subprocess.run(["bash", "-euc", "\n".join(words)], env=env, capture_output=True, text=True, check=True)
+        return Path(done.stdout.strip())
+
+    running = python_of("7")
+    running.write_text("in use")
+    assert python_of("8").read_text() == "python"
+    assert running.read_text() == "in use", "the other job has not replaced it"
+
+
 def test_each_submission_has_its_number(tmp_path: Path) -> None:
     folder = tmp_path / "run" / "slurm"
     assert next_number(folder) == 1
