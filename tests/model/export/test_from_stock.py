@@ -135,6 +135,7 @@ def test_older_files_store_constants_and_those_of_gpt2_have_no_prefix(
 
 
 ROPE = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
+HALF_ROTARY = {"rope_type": "default", "rope_theta": 300.0, "partial_rotary_factor": 0.5}
 DEEPSEEK = {**SCALINGS["yarn"], "mscale": 0.7, "mscale_all_dim": 1.0}
 
 
@@ -155,6 +156,14 @@ DEEPSEEK = {**SCALINGS["yarn"], "mscale": 0.7, "mscale_all_dim": 1.0}
         (
             {"model_type": "gemma3_text", **GEMMA, "use_bidirectional_attention": True},
             "use_bidirectional_attention = T",
+        ),
+        (
+            {"model_type": "qwen3_5_text", **FULL, "rope_parameters": HALF_ROTARY},
+            "partial_rotary_factor = 0.5: only 1.0 can be taken over",
+        ),
+        (
+            {"model_type": "qwen3_5_text", **FULL, "layer_types": ["linear_attention"] * 2},
+            "layer_types = {'linear_attention'}: only {'full_attention'} can be taken over",
         ),
         ({"model_type": "gpt2", "activation_function": "relu"}, "activation_function = relu: only gelu, gelu_new"),
         ({"model_type": "gpt2", "scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx: only"),

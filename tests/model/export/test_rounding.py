@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 from plumbline.launcher.runtime.export import rounding
 from plumbline.launcher.runtime.export.hugging_face import export
 from plumbline.launcher.runtime.export.report import ExportError
-from plumbline.launcher.runtime.export.rounding import TOLERANCE
+from plumbline.launcher.runtime.export.rounding import INDEX, TOLERANCE, round_to_bf16
 from plumbline.launcher.runtime.system.files import read_object
 from plumbline.model.decoder import CausalLM
 from tests.model.conftest import loaded
@@ -44,6 +44,22 @@ def test_a_folder_in_bf16_is_the_verified_one_rounded(
         assert torch.equal(kept[name], weight.bfloat16())
     assert read_object(rounded / "config.json")["dtype"] == "bfloat16"
     assert f"rounded to bf16 since, logits within {report.rounded_error:.1e}" in (rounded / "README.md").read_text()
+
+
+def test_the_index_of_several_files_has_the_size_of_all(make_model: MakeModel, tmp_path: Path) -> None:
+    """Transformers divides the weights of large models."""
+    exact, folder = tmp_path / "fp32", tmp_path / "divided"
+    export(loaded(make_model(), tmp_path), exact, "auto")
+    AutoModelForCausalLM.from_pretrained(exact).save_pretrained(folder, max_shard_size="20KB")
+    before = read_object(folder / INDEX)
+    round_to_bf16(folder, folder, own_code=False)
+    files = [load_file(file) for file in folder.glob("model-*.safetensors")]
+    assert len(files) > 1
+    kept = {name: weight for file in files for name, weight in file.items()}
+    for name, weight in load_file(exact / "model.safetensors").items():
+        assert torch.equal(kept[name], weight.bfloat16())
+    size = sum(weight.nbytes for weight in kept.values())
+    assert read_object(folder / INDEX) == {**before, "metadata": {**before["metadata"], "total_size": size}}
 
 
 def test_a_folder_that_bf16_breaks_is_not_exported(

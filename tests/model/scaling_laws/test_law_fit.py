@@ -300,6 +300,32 @@ def test_the_best_precision_stands_on_every_f(open_constant: str) -> None:
     assert open_questions(KUMAR, {open_constant}) == expected
 
 
+def test_an_open_alpha_leaves_a_beta_open_that_is_tied_to_it() -> None:
+    words = "not stated, for the points do not determine"
+    expected = {"split": f"the best N and D: {words} alpha, beta", "critical": f"D_crit: {words} beta"}
+    assert open_questions(KUMAR, {"alpha"}) == expected
+    assert open_questions(CHINCHILLA, {"alpha"}) == {"split": f"the best N and D: {words} alpha"}
+
+
+def test_an_outlier_leaves_no_constant_open() -> None:
+    """Twice the loss at one point of 36, which the fit hardly follows, says little of the errors of the others."""
+    at = points(*every(list(np.geomspace(1e7, 1e9, 6)), list(np.geomspace(1e9, 1e11, 6))))
+    clean = measure(CHINCHILLA, at, 0.001)
+    wrong = replace(clean, loss=clean.loss * np.where(np.arange(len(at)) == 14, 2.0, 1.0))
+    assert not fit(Law, wrong).undetermined
+
+
+def test_a_width_that_is_held_out_has_a_prediction() -> None:
+    """Without it, the best f of the other points reaches 0 at 3.5 bits, above the width that is to be predicted."""
+    truth = replace(KUMAR, gamma_w=1.0, n_w=3.5)
+    size, tokens, bits = every([3e7, 6e7, 1e8], [1e9, 1e10], [4, 5, 6, 8, 16])
+    at = points(np.append(size, [2e8, 2e8]), np.append(tokens, [1e9, 1e10]), np.append(bits, [3, 3]))
+    loss = np.append(truth.loss(at[at.weight_bits > 3]), [8.0, 7.0])
+    found = fit(PrecisionLaw, Measured(at, loss, np.arange(len(at))), "largest-parameters")
+    assert set(found.held_out.at.weight_bits) == {3}
+    assert np.isfinite(found.law.loss(found.held_out.at)).all()
+
+
 def test_several_lengths_leave_nothing_open() -> None:
     at, runs = rounded([1e9, 4e9, 2e10])
     found = fit(PrecisionLaw, measure(ONE_NUMBER, at, 0.001, runs=runs))
