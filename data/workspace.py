@@ -196,7 +196,12 @@ def _own_folder(output: Path, key: str | None) -> tuple[Path, IO[bytes]]:
     """
     while True:
         folder = output.parent / _partial(output, key or uuid.uuid4().hex[:8])
-        lock = take(_lock_of(folder), unknown=False)
+        try:
+            lock = take(_lock_of(folder), unknown=False)
+        except PermissionError:  # another user's, unless its name is new
+            if key is None:
+                raise
+            lock = None
         if lock is None:
             key = None
             continue

@@ -105,7 +105,8 @@ def _fold_layer(folded: Weights, layer: str, config: ModelConfig, multipliers: M
     if block.map_is_branch:
         name = f"{layer}.self_attn.shape_gains"
         gains = folded.get(name, torch.ones(3, config.num_attention_heads))  # of identity, softmax and uniform part
-        folded[name] = gains * torch.tensor([1.0, multipliers.residual, multipliers.residual])[:, None]
+        identity = torch.tensor([1.0, 0.0, 0.0])[:, None]  # what is added to it is the branch
+        folded[name] = multipliers.residual * gains + (1 - multipliers.residual) * identity
     if config.mlp_input_scale is not None:
         inner = "gate_proj" if config.is_gated else "up_proj"
         _scale(folded, f"{layer}.mlp.{inner}", folded.pop(f"{layer}.mlp.input_scale"))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from plumbline.data import disk, workspace
-from plumbline.data.locks import is_held, take
+from plumbline.data.locks import give_back, is_held, take
 from plumbline.data.workspace import FolderKind, new_folder, restore, resumed_folder
 from tests.data.test_prepare import leftovers
 
@@ -108,6 +108,37 @@ def test_two_runs_into_one_output_leave_each_other_alone(tmp_path: Path) -> None
         assert (tmp_path / "c" / "mark").read_text() == "second"
     assert (tmp_path / "c" / "mark").read_text() == "first"
     assert leftovers(tmp_path) == []
+
+
+def test_work_whose_lock_is_another_users_is_left_to_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their lock file can be opened for reading alone, and not be removed from a sticky folder."""
+    others = tmp_path / ".c.beef.lock"
+
+    def take_unless_theirs(path: Path, **options: bool) -> object:
+        if path == others:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return take(path, **options)
+
+    (tmp_path / ".c.beef.partial").mkdir()
+    others.touch()
+    monkeypatch.setattr(workspace, "take", take_unless_theirs)
+    with resumed_folder(tmp_path / "c", KIND, "beef") as folder:
+        assert folder.name != ".c.beef.partial"
+        (folder / "mark").touch()
+    assert (tmp_path / "c" / "mark").exists()
+    assert others.exists()
+
+
+def test_a_lock_file_that_cannot_be_removed_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    lock = take(tmp_path / "lock")
+    assert lock is not None
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "unlink", refuse)
+        give_back(lock, tmp_path / "lock")
+    assert take(tmp_path / "lock") is not None, "it is free"
 
 
 @pytest.fixture(params=["disk", "nfs"])

@@ -15,16 +15,14 @@ import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
 import torch
 
-from plumbline.data.indexed import IndexedWriter, token_dtype
 from plumbline.launcher.runtime.checkpoint import publishing, resume
 from plumbline.launcher.runtime.checkpoint import store as checkpoint
 from plumbline.launcher.runtime.checkpoint.store import CheckpointError
 from plumbline.launcher.runtime.checkpoint.tensors import read_model, shard_name
-from plumbline.launcher.runtime.config.load import config_in, load_config
+from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine
 from plumbline.launcher.runtime.models.open import load_model
@@ -32,6 +30,7 @@ from plumbline.launcher.runtime.run.inputs import Inputs, open_inputs
 from plumbline.launcher.runtime.system.exit_codes import REQUEUE
 from plumbline.launcher.runtime.system.world import World
 from tests.distributed.conftest import save, state_after, whole_weights
+from tests.distributed.test_joining import write_pair
 
 if TYPE_CHECKING:
     from tests.conftest import Job, Pretrain, Start
@@ -300,13 +299,6 @@ def test_a_resume_that_contradicts_the_run_is_refused(
     assert f"  {line}" in str(caught.value).splitlines()
 
 
-def write_pair(prefix: Path, length: int) -> Path:
-    """Write a corpus as a bare Megatron-LM pair of 4000 bytes, in documents of this length."""
-    with IndexedWriter(prefix, token_dtype(257)) as writer:
-        writer.add_documents(np.arange(4000) % 251, [length] * (4000 // length))
-    return prefix
-
-
 @pytest.fixture
 def byte_pair(tmp_path: Path) -> Path:
     """Return a second corpus."""
@@ -333,31 +325,6 @@ def test_the_mixture_may_change_from_the_checkpoint_on(
     resume.check_resume(config, after, open_inputs(after, world).fingerprints, folder)
     with pytest.raises(CheckpointError, match=r"data\.train: "):
         resume.check_resume(config, before, open_inputs(before, world).fingerprints, folder)
-
-
-def test_a_source_that_joined_is_known_to_later_checkpoints(
-    run_pretrain: Pretrain, tiny_config: Path, corpus: Path, byte_pair: Path, world: World, tmp_path: Path
-) -> None:
-    """Of three starts, the second adds a source and the third another one."""
-    places = {"more": byte_pair, "third": write_pair(tmp_path / "third", 50)}
-
-    def of(steps: int, **joining: int) -> list[str]:
-        joins = [
-            f", {{path: {places[name]}, weight: 0.0, weight_changes: [{{tokens: {tokens}, weight: 1.0}}]}}"
-            for name, tokens in joining.items()
-        ]
-        return [f"data.train=[{{path: {corpus}}}{''.join(joins)}]", f"train.steps={steps}", "train.eval_interval=null"]
-
-    for overrides in of(2), of(4, more=512):
-        outcome = run_pretrain(tiny_config, "joined", overrides, ranks=1)
-        assert outcome.code == 0, outcome.stderr
-    folder = outcome.run.folder / "checkpoints" / "step_00000004"
-    old, new = config_in(folder), load_config(tiny_config, of(6, more=512, third=1024))
-    now = open_inputs(new, world).fingerprints
-    assert list(checkpoint.read_manifest(folder)["corpora"]) == ["email", "more"]
-    resume.check_resume(old, new, now, folder)
-    with pytest.raises(CheckpointError, match=r"corpora: .*'more': '(?!0123)\w+'.* -> .*'more': '0123'"):
-        resume.check_resume(old, new, now | {"more": "0123"}, folder)
 
 
 def test_a_corpus_that_moved_is_the_same_by_its_name(

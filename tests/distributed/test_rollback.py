@@ -297,6 +297,7 @@ def test_a_branch_goes_back_to_where_it_left_its_parent(
         trainer.saver.finish()  # what is still being written could not be damaged
         for state in (run.folder / "checkpoints").glob("step_*/state.json"):
             state.unlink()
+        shutil.rmtree(run.folder / "checkpoints" / "step_00000006")  # its first, which going back would not delete
         monkeypatch.setattr(loop.Trainer, "resume", die)
         go_back(trainer, asked)
 
@@ -322,12 +323,13 @@ def test_a_branch_whose_parent_is_gone_says_what_it_would_have_gone_back_for(
 ) -> None:
     parent, typed = branched
 
-    def lose_the_parent(trainer: loop.Trainer, asked: Any) -> None:
-        shutil.rmtree(parent.folder / "checkpoints" / "step_00000006")
+    def lose_both(trainer: loop.Trainer, asked: Any) -> None:
+        for folder in (parent.folder, parent.folder.with_name("branch")):
+            shutil.rmtree(folder / "checkpoints" / "step_00000006")
         go_back(trainer, asked)
 
     go_back = loop.Trainer._go_back
-    monkeypatch.setattr(loop.Trainer, "_go_back", lose_the_parent)
+    monkeypatch.setattr(loop.Trainer, "_go_back", lose_both)
     with pytest.raises(TrainingError, match=r"step 7: .* there is no whole checkpoint of a step before 7"):
         attempt([(48, 56, "inf")], *typed)
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from plumbline.data.damage import reading
+from plumbline.data.disk import is_file
 from plumbline.data.past import renamed, same_past
 from plumbline.data.skipped import NOTHING, SkippedData
 from plumbline.launcher.runtime.checkpoint import tensors
@@ -113,8 +114,8 @@ def check_not_lost(config: Config) -> None:
             f"{run / 'checkpoints'}: that of step {noted}, and all others, are gone: put it back; {_anew(run)}"
         )
     metrics = run / "metrics.jsonl"
-    newest = next((line.item for line in lines_from_end(metrics)), None) if metrics.is_file() else None
-    if newest is None or not (run / CONFIG).is_file():
+    newest = next((line.item for line in lines_from_end(metrics)), None) if is_file(metrics) else None
+    if newest is None or not is_file(run / CONFIG):
         return
     try:
         before = config_in(run)

@@ -40,6 +40,7 @@ from plumbline.model.quantization.post_training.apply import check_recipe, quant
 from plumbline.model.quantization.post_training.calibration import Sample
 from plumbline.model.quantization.post_training.recipes import Recipe
 from plumbline.model.quantization.post_training.report import LayerReport
+from plumbline.model.stock_inputs import DOCUMENT_MASK
 
 ROWS, LAYERS, SUPERSEDED, LOCK = "rows.jsonl", "layers.jsonl", "superseded.jsonl", "lock"
 ROW_START = '{"key": '
@@ -133,6 +134,9 @@ def in_bf16(module: nn.Module) -> nn.Module:
 
 def row_key(model: LoadedModel, recipe: Recipe, text: Text) -> str:
     """Return the key of a row, which identifies model, recipe and text."""
+    # With rounded keys and values, folders of runs that masked documents used to see all of them
+    sees_less = model.config is None and getattr(model.module.config, DOCUMENT_MASK, False)
+    revision = recipe.revision + int(sees_less and not (recipe.keys is None and recipe.values is None))
     what = {
         "model": str(model.source.resolve()),
         "weights": [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in weight_files(model.source)],
@@ -140,7 +144,7 @@ def row_key(model: LoadedModel, recipe: Recipe, text: Text) -> str:
         "average": model.average,
         "recipe": recipe.model_dump(),
         "text": asdict(text.settings),
-        **({"revision": recipe.revision} if recipe.revision else {}),  # else as in rows from before it was counted
+        **({"revision": revision} if revision else {}),  # else as in rows from before it was counted
     }
     return key_of(what)
 

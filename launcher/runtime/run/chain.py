@@ -145,7 +145,7 @@ def read_chain(path: Path) -> Read:
 
 def noted_checkpoint(run: Path) -> int | None:
     """Return the step of the last checkpoint in a run's chain, or None if it has none that can be read."""
-    with suppress(OSError):
+    with suppress(FileNotFoundError, IsADirectoryError):
         for _, text in texts_from_end(run / CHAIN):
             if (noted := _checkpoint_in(text)) is not None:
                 return noted

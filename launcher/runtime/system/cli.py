@@ -93,7 +93,7 @@ class Parser(argparse.ArgumentParser):
         words = sys.argv[1:]
         if found is None or found[1] not in words[2:]:
             return None
-        option = self._option_string_actions.get(words[words.index(found[1]) - 2])
+        option = self._option_string_actions.get(words[words.index(found[1], 2) - 2])
         return option.option_strings[0] if option is not None and option.nargs is None else None
 
     def _takes_overrides(self) -> bool:

@@ -27,6 +27,8 @@ def check_kv_cache(model: nn.Module, *quantizers: Quantizer | None) -> None:
             )
     elif not hasattr(model.config, "get_text_config"):
         raise ValueError(f"{type(model).__name__}: neither a CausalLM nor a model of transformers")
+    elif getattr(model.config, DOCUMENT_MASK, False) and not _attentions(model):
+        raise ValueError(f"{type(model).__name__}: no module is known to keep keys and values, so none are rounded")
     width = _head_width(model)
     for quantizer in quantizers:
         size = None if quantizer is None else quantizer.group_size

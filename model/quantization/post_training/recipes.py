@@ -135,10 +135,14 @@ class Recipe(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_
     def revision(self) -> int:
         """Return how often what this recipe computes has changed since it could first be written like this.
 
-        1: static limits of percentiles are a running mean over sequences, where they were the largest over batches.
+        Static limits of percentiles are a running mean over sequences, where they were the largest over batches. Scales
+        in e4m3 beside zero points have room for a block that spans the whole tensor.
         """
-        quantizers = (self.activations, *self.inputs.values())
-        return int(self.static and any(each is not None and each.range == "percentile" for each in quantizers))
+        inputs = [each for each in (self.activations, *self.inputs.values()) if each is not None]
+        every = [*inputs, *(each for each in (self.weights, self.keys, self.values) if each is not None)]
+        return int(self.static and any(each.range == "percentile" for each in inputs)) + int(
+            any(each.scales == "e4m3" and not each.symmetric for each in every)
+        )
 
     def input_quantizer(self, name: str) -> Quantizer | None:
         """Return the quantizer for the input of a layer, or None."""

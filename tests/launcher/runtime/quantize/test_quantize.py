@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,10 +19,12 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from plumbline.launcher.runtime.export.verify import check_tokens
 from plumbline.launcher.runtime.laws.rows import read_rows
 from plumbline.launcher.runtime.models.open import LoadedModel, load_model
+from plumbline.launcher.runtime.quantize import rows
 from plumbline.launcher.runtime.quantize.facts import checkpoint_facts
+from plumbline.launcher.runtime.quantize.row import TextSettings
 from plumbline.launcher.runtime.quantize.rows import RowFile, in_bf16, measure_missing
 from plumbline.launcher.runtime.quantize.rows import read_rows as read_rows_of
-from plumbline.model.quantization.post_training.recipes import SETS, Recipe
+from plumbline.model.quantization.post_training.recipes import SETS, Recipe, named_recipe
 
 if TYPE_CHECKING:
     from tests.conftest import Command
@@ -172,6 +175,25 @@ def test_a_recipe_that_computes_something_else_by_now_is_measured_again(
     assert [row["recipe"] for row in again] == ["w8a8-static", "w8a8-static-p99.999"]
     superseded = [json.loads(line) for line in (tmp_path / "q" / "superseded.jsonl").read_text().splitlines()]
     assert superseded == [row for row in first if row["recipe"] == "w8a8-static-p99.999"]
+
+
+def test_rows_of_what_computed_something_else_have_another_key(
+    exported_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Zero points with scales in e4m3; keys and values of folders that keep documents apart."""
+    weights = {"format": "int4", "granularity": "group", "group_size": 16, "scales": "e4m3", "symmetric": False}
+    assert Recipe.model_validate({"name": "mine", "weights": weights}).revision == 1
+    assert Recipe.model_validate({"name": "mine", "weights": {**weights, "symmetric": True}}).revision == 0
+    masked = tmp_path / "masked"
+    shutil.copytree(exported_folder, masked)
+    config = json.loads((masked / "config.json").read_text())
+    (masked / "config.json").write_text(json.dumps({**config, "document_mask": True}))
+    monkeypatch.setattr(rows, "key_of", dict)
+    settings: dict[str, Any] = dict.fromkeys((field.name for field in fields(TextSettings)), 0)
+    text: Any = SimpleNamespace(settings=TextSettings(**settings))
+    models = [load_model(folder, torch.device("cpu")) for folder in (exported_folder, masked)]
+    found = [rows.row_key(model, named_recipe(name), text) for name in ("kv4-token", "rtn-w4") for model in models]
+    assert ["revision" in each for each in found] == [False, True, False, False]
 
 
 def test_a_folder_that_lost_a_weight_is_refused(exported_folder: Path, tmp_path: Path) -> None:

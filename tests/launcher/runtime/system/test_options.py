@@ -65,7 +65,13 @@ def test_a_second_value_is_told_that_there_is_one(
     parser = cli.Parser()
     parser.add_argument("--data")
     parser.add_argument("--many", nargs="+")
-    for given, told in (["--data", "a", "b"], True), (["--many", "a", "--data", "a", "b", "c"], True), (["b"], False):
+    parser.add_argument("--name")
+    for given, told in (
+        (["--data", "a", "b"], True),
+        (["--many", "a", "--data", "a", "b", "c"], True),
+        (["b"], False),
+        (["x", "--name", "y", "--data", "x"], False),
+    ):
         monkeypatch.setattr("sys.argv", ["eval.py", *given])
         with pytest.raises(SystemExit):
             parser.parse_args()
