@@ -67,7 +67,8 @@ def round_kv_cache(model: nn.Module, keys: Quantizer | None, values: Quantizer |
     stored = StoredRounded(keys, values)
 
     def give_cache(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
-        is_given = any(kwargs.get(name) is not None for name in ("past_key_values", "cache"))  # since transformers 5.24
+        # Its name until transformers 5.23, and since
+        is_given = any(kwargs.get(name) is not None for name in ("past_key_values", "cache"))
         if is_given or kwargs.get("use_cache") is False:
             return None
         return args, {**kwargs, "past_key_values": _rounding_cache(model.config, stored), "use_cache": True}
