@@ -1,5 +1,6 @@
 """Corpora of many pairs: the same tokens, windows and order as in one pair, however the pairs are listed."""
 
+import gc
 import json
 import os
 import resource
@@ -195,6 +196,7 @@ def test_as_many_shards_stay_open_as_a_process_may_have_files(
     write_pairs(tmp_path / "many", [[3]] * 250, [f"part-{number:03}" for number in range(250)])
     monkeypatch.setattr("resource.getrlimit", lambda _: (files, files))
     _kept.cache_clear()
+    gc.collect()  # or files of earlier tests would be closed meanwhile
     try:
         before = len(list(Path("/proc/self/fd").iterdir()))
         corpus = open_corpus(tmp_path / "many")
