@@ -382,6 +382,13 @@ def test_switches_that_exclude_each_other_are_refused(
         make_config(**shape)
 
 
+def test_queries_that_stay_at_zero_get_a_warning(make_config: MakeConfig) -> None:
+    assert cautions(make_config(family="sas")) == []
+    assert cautions(make_config(family="sas", shaped_gains="fixed", frozen_qk=True)) == []
+    (caution,) = cautions(make_config(family="sas", frozen_qk=True))
+    assert "queries start at zero and stay there" in caution
+
+
 def test_unregulated_logits_without_norms_get_a_warning(make_config: MakeConfig) -> None:
     assert cautions(make_config(family="outlier_protected")) == []
     assert cautions(make_config(family="outlier_protected", qk_norm="none", attn_logit_softcapping=30.0)) == []
