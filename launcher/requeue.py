@@ -14,9 +14,8 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from plumbline.data.damage import DamagedFileError
 from plumbline.launcher.runtime.config.written import read_run
-from plumbline.launcher.runtime.run.interventions import read_interventions
+from plumbline.launcher.runtime.run.interventions import went_back_past
 from plumbline.launcher.runtime.run.status_file import note_end_of_job, told_by_rank_0
 from plumbline.launcher.runtime.sweep.advance import newest_step, one_of_several, read_share
 from plumbline.launcher.runtime.system import cli, nodes
@@ -80,7 +79,9 @@ def main() -> int:
         note_end(run, code)
         say(f"exit code {code}, ended by Slurm or by a person: the job is {job.state} and left as it is")
         return NOT_REQUEUED
-    rolled_back = once_the_disk_is_back(partial(has_rolled_back, run, arguments.before, saved))
+    rolled_back = False
+    if run is not None and saved < arguments.before:
+        rolled_back = once_the_disk_is_back(partial(went_back_past, run, arguments.before[0]))
     attempt = Attempt(code, arguments.before, saved, rolled_back)
     decision = once_the_disk_is_back(partial(decide, attempt, tally, limit))
     if not decision.requeue:
@@ -106,16 +107,6 @@ def look(arguments: argparse.Namespace) -> tuple[Path | None, Path, Progress]:
         return folder, folder / "slurm" / f"{TALLY}.json", (newest_step(folder),)
     share = read_share(arguments.config, arguments.plan, *arguments.share)
     return None, share.folder / "slurm" / f"{TALLY}-{share.name}.json", share.saved()
-
-
-def has_rolled_back(run: Path | None, before: Progress, saved: Progress) -> bool:
-    """Return whether a run, if it is one, has deleted the checkpoint of `before` in going back to an older one."""
-    if run is None or saved >= before:
-        return False
-    try:
-        return any(each.back_to < before[0] <= each.last_step for each in read_interventions(run))
-    except DamagedFileError:  # the next attempt names it
-        return False
 
 
 def to_leave_out(job: nodes.Job, folder: Path, code: int) -> tuple[list[str], str]:

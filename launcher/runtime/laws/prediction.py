@@ -144,7 +144,8 @@ def predict(
         try:
             allocations[key] = question()
         except ValueError as error:  # a law without an optimum still predicts
-            notes += [str(error)] if str(error) not in notes else []  # several may lack it for one reason
+            if str(error) not in notes:  # several may lack it for one reason
+                notes.append(str(error))
     return Prediction(
         name=name,
         form=name_of(law),

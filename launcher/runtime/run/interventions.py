@@ -55,6 +55,14 @@ def read_interventions(folder: Path) -> list[Intervention]:
     return [_parse(item, f"{path}, line {number}") for number, item in read_json_lines(path)]
 
 
+def went_back_past(folder: Path, step: int) -> bool:
+    """Return whether a run went back from a step or beyond it to one before it; False if its record is damaged."""
+    try:
+        return any(each.back_to < step <= each.last_step for each in read_interventions(folder))
+    except DamagedFileError:  # the next attempt names it
+        return False
+
+
 def write_interventions(folder: Path, made: list[Intervention]) -> None:
     """Write all interventions of a run: the earlier ones and the new one."""
     remove_leftovers(folder / INTERVENTIONS)
