@@ -4,6 +4,9 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
+# Containers set it: then each of the tests' hundreds of processes would compile every module again
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help setup quickstart test proofs bench bench-gpu lint format clean
 
 help:            ## this list

@@ -3,7 +3,8 @@
 
 python launcher/status.py                                # every run in runs/
 python launcher/status.py runs/quickstart                # one run, and its ledger
-python launcher/status.py /scratch/me/runs               # every run in a folder, or in a sweep
+python launcher/status.py /scratch/me/runs               # every run in a folder
+python launcher/status.py runs/sweeps/grid               # every run of a sweep, with its labels
 python launcher/status.py runs/quickstart --json         # with all attempts, for programs
 
 Nothing is changed. If a run's status says that it is training but no process holds its lock, its process has died:
@@ -17,6 +18,7 @@ from pathlib import Path
 
 from plumbline.launcher.runtime.report.standing import Standing, look, runs_of
 from plumbline.launcher.runtime.run.ledger import BUCKETS, goodput, total
+from plumbline.launcher.runtime.sweep.names import names_of
 from plumbline.launcher.runtime.system import cli
 from plumbline.launcher.runtime.system.slurm_queue import waiting_jobs
 
@@ -45,7 +47,7 @@ def main() -> None:
     waiting = waiting_jobs()
     found = [look(folder, waiting) for folder in folders]
     if arguments.json:
-        cli.print_json({"runs": [standing.to_json() for standing in found]})
+        cli.print_json({"runs": [{**run.to_json(), "cells": names_of(run.folder)} for run in found]})
         return
     for line in table([HEADER, *map(cells, found)]):
         print(line)
@@ -65,8 +67,9 @@ def cells(standing: Standing) -> tuple[str, ...]:
         loss, speed = status.loss, status.tokens_per_second
         if status.step is not None:
             steps = f"{status.step:,}/{text(status.total_steps, ',')}"
+    cell = next((f": {cell}" for cell in names_of(standing.folder)), "")
     return (
-        cli.escaped(standing.folder.resolve().name),
+        cli.escaped(standing.folder.resolve().name + cell),
         cli.escaped(standing.state),
         steps,
         text(loss, ".4f"),

@@ -359,6 +359,10 @@ def test_scalars_sum_their_gradient_over_channels_and_vectors_do_not(make_config
             "attention = mixing has neither queries nor keys: rope_scaling = .* does not fit, set it to None",
         ),
         ({"rope_theta": 1.0}, "rope_theta\n  Input should be greater than 1"),
+        (
+            {"family": "gpt2", "rope_theta": 5e5},
+            r"rope_theta = 500000 needs position_embedding: rope \(it is learned\)",
+        ),
         ({"block": "pre_nrom"}, "block = pre_nrom: there is none of that name; did you mean pre_norm"),
         ({"attention": "x"}, f"attention = x: .* it is one of {', '.join(ATTENTIONS)}"),
         ({"block": "skipless"}, "attention = softmax does not fit, set it to shaped"),

@@ -79,7 +79,7 @@ def begin_attempt(folder: Path, world: World, newest: Newest) -> Iterator["RunSt
     held: list[Callable[[], bool]] = []
     with ExitStack() as stack:
         from_main(lambda: held.append(stack.enter_context(hold(folder, LEASE_SECONDS, folder / STATUS))), world)
-        yield stack.enter_context(RunStatus(folder, world.size, newest, *held) if world.is_main else RunStatus())
+        yield stack.enter_context(RunStatus(folder, world.size, newest, held[0]) if world.is_main else RunStatus())
 
 
 def note_refusal(folder: Path, ranks: int, newest: Newest, code: int, error: Exception) -> None:
@@ -100,6 +100,7 @@ class RunStatus:
         ranks: number of ranks of this attempt.
         newest: finds the newest checkpoint.
         is_ours: returns whether this process still holds the lock; if not, the process ends.
+        since: when the attempt began, in seconds since 1970; None means when this process or its job did.
     """
 
     def __init__(
@@ -108,6 +109,7 @@ class RunStatus:
         ranks: int = 1,
         newest: Newest = lambda _folder: None,
         is_ours: Callable[[], bool] = lambda: True,
+        since: float | None = None,
     ) -> None:
         self._folder, self._newest, self._is_ours = folder, newest, is_ours
         self._totals: tuple[int | None, int | None] = None, None
@@ -122,7 +124,7 @@ class RunStatus:
         self._writing, self._warned = threading.Lock(), False
         self.ledger = Ledger()
         if folder is not None:
-            self._begin_in(folder, ranks)
+            self._begin_in(folder, ranks, since)
 
     def __enter__(self) -> "RunStatus":
         """Return this status."""
@@ -216,9 +218,9 @@ class RunStatus:
         """Return whether the run was complete when this attempt began."""
         return bool(self._ended) and that_counts(self._ended).exit_code == COMPLETE
 
-    def _begin_in(self, folder: Path, ranks: int) -> None:
+    def _begin_in(self, folder: Path, ranks: int, since: float | None) -> None:
         """Close the previous attempt if it was killed, begin a new one, and start writing it."""
-        launched, job = launch.process_start(), launch.job_times()
+        launched, job = (launch.process_start(), launch.job_times()) if since is None else (since, None)
         start = launched if job is None else min(launched, job.started)
         queued = start if job is None else min(start, job.submitted)
         self._ended, self._before = _close_before(folder, until=start)

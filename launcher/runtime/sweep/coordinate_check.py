@@ -18,6 +18,7 @@ from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.build import build_model, without_objective
 from plumbline.launcher.runtime.optim.optimizer import group_settings, make_optimizer
 from plumbline.launcher.runtime.run.inputs import Inputs
+from plumbline.launcher.runtime.run.status import RunStatus
 from plumbline.launcher.runtime.run.status_file import RESULT
 from plumbline.launcher.runtime.sweep.families import base_size, family_members, size_of, without_curves
 from plumbline.launcher.runtime.sweep.result import Result
@@ -93,7 +94,7 @@ class CoordinateCheckSummary:
         return document
 
 
-def run(config: Config, inputs: Inputs, world: World, _stop: StopRequest) -> bool:
+def run(config: Config, inputs: Inputs, world: World, _stop: StopRequest, _status: RunStatus) -> bool:
     """Train and observe one cell, and write the record to result.json. It takes seconds and cannot be stopped."""
     batches = inputs.train.micro_batches(0)
     input_ids, labels = (

@@ -3,6 +3,7 @@
 from contextlib import closing
 
 from plumbline.launcher.runtime.sweep.cells import Cell
+from plumbline.launcher.runtime.sweep.names import write_names
 from plumbline.launcher.runtime.sweep.plan import Plan
 from plumbline.launcher.runtime.sweep.pool import default_workers, places, run_all
 from plumbline.launcher.runtime.sweep.progress import Progress
@@ -32,6 +33,7 @@ def train(plan: Plan, share: Share, workers: int | None, stop: StopRequest) -> l
     todo = plan.unfinished(runs_of(plan, share))
     check_trackers(sorted({name for cell in todo for name in cell.config.metrics.trackers}))
     where = places(_workers_for(todo, workers), plan.sweep.folder / "workers.log")
+    write_names(plan.sweep.folder, [(cell.signature, str(cell)) for cell in plan.cells])
     stop.defer()
     watch_time_limit(stop, is_main=True)
     left: list[Cell] = []

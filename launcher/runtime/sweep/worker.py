@@ -3,7 +3,7 @@
 A cell is trained by the same loop as any other run, in a world of one, and ends in one of four ways, each written into
 its run folder before it is reported: `result.json` (finished), `diverged.json` (finished: this setting does not train),
 `error.txt` (failed, and tried again next time), or a checkpoint (stopped on request). Its run folder is locked
-meanwhile, so any number of processes can work on one sweep.
+meanwhile, so any number of processes can work on one sweep, and has the status of every other run.
 """
 
 import contextlib
@@ -13,6 +13,7 @@ import shutil
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -24,21 +25,24 @@ import torch
 from tqdm import tqdm
 
 from plumbline.data.disk import is_file
+from plumbline.launcher.runtime.checkpoint.newest import newest_checkpoint
 from plumbline.launcher.runtime.checkpoint.store import checkpoints, newest_whole, problems
 from plumbline.launcher.runtime.config.load import config_in
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.run.inputs import Inputs, open_inputs
 from plumbline.launcher.runtime.run.lock import LEASE_SECONDS, RunLockedError, hold
-from plumbline.launcher.runtime.run.status_file import RESULT
+from plumbline.launcher.runtime.run.status import RunStatus
+from plumbline.launcher.runtime.run.status_file import RESULT, STATUS
 from plumbline.launcher.runtime.sweep.advance import DIVERGED
 from plumbline.launcher.runtime.system import determinism, process_group
+from plumbline.launcher.runtime.system.exit_codes import BROKEN, COMPLETE, CRASHED, REQUEUE
 from plumbline.launcher.runtime.system.files import write_json, write_whole
 from plumbline.launcher.runtime.system.launch import restart_count
 from plumbline.launcher.runtime.system.signals import SIGNALS, StopRequest
 from plumbline.launcher.runtime.system.world import World, be_alone, read_world
 from plumbline.launcher.runtime.train.guards.guard import TrainingError
 
-Run = Callable[[Config, Inputs, World, StopRequest], bool]  # as train() of train/train.py
+Run = Callable[[Config, Inputs, World, StopRequest, RunStatus], bool]  # as train() of train/train.py
 Outcome = Literal["finished", "diverged", "failed", "stopped", "elsewhere"]
 FINISHED: tuple[Outcome, ...] = ("finished", "diverged")  # never trained again
 ERROR, LOG = "error.txt", "log.txt"
@@ -86,32 +90,39 @@ def run_cell(config: Config, world: World, stop: StopRequest, run: Run, keep_che
     folder = config.run.folder
     try:
         # In this job, only an earlier attempt could still hold the cell
-        with hold(folder, LEASE_SECONDS if restart_count() else 0.0, folder / LOG), _output_to(folder / LOG):
+        patience = LEASE_SECONDS if restart_count() else 0.0
+        with hold(folder, patience, folder / STATUS) as is_ours, _output_to(folder / LOG):
             ended = outcome_of(config)
             if ended in FINISHED:  # by another process, since the list of cells was made
                 return ended
             (folder / ERROR).unlink(missing_ok=True)
-            outcome = _train(config, world, stop, run)
-            if outcome in FINISHED and not keep_checkpoints:
-                shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+            with RunStatus(folder, 1, newest_checkpoint, is_ours, since=time.time()) as status:
+                outcome, code, why = _train(config, world, stop, run, status)
+                if outcome in FINISHED and not keep_checkpoints:
+                    shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+                status.end(code, why)
     except RunLockedError:
         return "elsewhere"
     gc.collect()  # an engine has reference cycles, and holds memory that the next one needs
     return outcome
 
 
-def _train(config: Config, world: World, stop: StopRequest, run: Run) -> Outcome:
+def _train(config: Config, world: World, stop: StopRequest, run: Run, status: RunStatus) -> tuple[Outcome, int, str]:
+    """Train a cell, and return how it ended: for the sweep, and as exit code and reason."""
     folder = config.run.folder
     try:
         config = _as_begun(config)
         determinism.enforce(config.run.repeats, world.device)
-        return "finished" if run(config, open_inputs(config, world), world, stop) else "stopped"
+        if run(config, open_inputs(config, world), world, stop, status):
+            return "finished", COMPLETE, "complete"
+        return "stopped", REQUEUE, f"stopped {stop.reason}"
     except TrainingError as error:
         write_json(folder / DIVERGED, {"message": str(error)})
-        return "diverged"
+        return "diverged", BROKEN, str(error)
     except Exception as error:
-        write_whole(folder / ERROR, f"{type(error).__name__}: {error}\n\n{traceback.format_exc()}")
-        return "failed"
+        why = f"{type(error).__name__}: {error}"
+        write_whole(folder / ERROR, f"{why}\n\n{traceback.format_exc()}")
+        return "failed", CRASHED, why
 
 
 def outcome_of(config: Config) -> Outcome | None:

@@ -12,6 +12,7 @@ import torch
 
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.run.inputs import open_inputs
+from plumbline.launcher.runtime.run.status import RunStatus
 from plumbline.launcher.runtime.sweep.coordinate_check import CoordinateCheckConfig, check, lines, run, summarize
 from plumbline.launcher.runtime.sweep.coordinate_check_plot import plot
 from plumbline.launcher.runtime.sweep.result import Result, RunOutcome
@@ -46,7 +47,7 @@ def results() -> list[Result]:
 def test_a_cell_trains_on_one_batch_and_records_what_it_saw(tiny_config: Path, tmp_path: Path) -> None:
     config = load_config(tiny_config, [f"run.root={tmp_path}", "run.name=cell", "train.steps=4"])
     config.run.folder.mkdir()
-    assert run(config, open_inputs(config, WORLD), WORLD, StopRequest())
+    assert run(config, open_inputs(config, WORLD), WORLD, StopRequest(), RunStatus())
     written = json.loads((config.run.folder / "result.json").read_text())
     assert written["step"] == 4
     assert list(written["coordinates"]) == ["0", "1", "2", "4"]
@@ -114,7 +115,7 @@ def test_a_real_run_that_blows_up_fails_its_gates(tiny_config: Path, tmp_path: P
         given = [f"run.root={tmp_path}", f"run.name=w{width}", "train.steps=10", f"model.hidden_size={width}"]
         config = load_config(tiny_config, [*given, "optimizer.lr=1e38"])
         config.run.folder.mkdir()
-        assert run(config, open_inputs(config, WORLD), WORLD, StopRequest())
+        assert run(config, open_inputs(config, WORLD), WORLD, StopRequest(), RunStatus())
         written = json.loads((config.run.folder / "result.json").read_text())
         cells.append(make_result({"rule": "wild"}, 1, RunOutcome("finished", result=written), hidden_size=width))
     summary = summarize(SETTINGS, [*cells, *(replace(cell, labels={"rule": "calm"}) for cell in calm())])

@@ -10,6 +10,7 @@ import pytest
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.run.inputs import Inputs
+from plumbline.launcher.runtime.run.status import RunStatus
 from plumbline.launcher.runtime.sweep.cells import Cell
 from plumbline.launcher.runtime.sweep.pool import places, run_all
 from plumbline.launcher.runtime.system.log import LOG
@@ -22,7 +23,7 @@ def cell_of(base: Path, root: Path, name: str, lr: float = 0.01) -> Cell:
     return Cell({"name": name}, load_config(base, given))
 
 
-def leave_once(config: Config, inputs: Inputs, world: World, stop: StopRequest) -> bool:
+def leave_once(config: Config, inputs: Inputs, world: World, stop: StopRequest, status: RunStatus) -> bool:
     """Leave as a worker does that someone else asked to stop."""
     left = config.run.folder / "left"
     if left.exists():
@@ -41,7 +42,9 @@ def test_a_cell_that_only_its_worker_was_asked_to_leave_is_taken_up_again(
     assert (tmp_path / "cell" / "left").exists()
 
 
-def die_or_wait_for_a_warning(config: Config, inputs: Inputs, world: World, stop: StopRequest) -> bool:
+def die_or_wait_for_a_warning(
+    config: Config, inputs: Inputs, world: World, stop: StopRequest, status: RunStatus
+) -> bool:
     """Die so that no worker starts in its place; with the other learning rate, go on until there is a warning of it."""
     root = Path(config.run.root)
     if config.optimizer.lr < 0.01:
@@ -97,6 +100,6 @@ def test_a_worker_that_never_starts_leaves_the_cells_to_the_others(
     assert told == ["finished"] * 2
 
 
-def finish(config: Config, inputs: Inputs, world: World, stop: StopRequest) -> bool:
+def finish(config: Config, inputs: Inputs, world: World, stop: StopRequest, status: RunStatus) -> bool:
     """Finish at once."""
     return True

@@ -7,6 +7,7 @@ the middle, by killing its worker and by asking it to stop.
 import json
 import re
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,12 +21,14 @@ from plumbline.launcher.runtime.checkpoint import publishing
 from plumbline.launcher.runtime.config.load import as_yaml, save_config
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.run.inputs import Inputs
+from plumbline.launcher.runtime.run.status import RunStatus
+from plumbline.launcher.runtime.run.status_file import read_attempts
 from plumbline.launcher.runtime.sweep import worker
 from plumbline.launcher.runtime.sweep.plan import Plan, make_plan
 from plumbline.launcher.runtime.sweep.worker import run_cell, why_failed
 from plumbline.launcher.runtime.system.signals import StopRequest
 from plumbline.launcher.runtime.system.world import World
-from tests.conftest import Job, Outcome, Pretrain, Run, Start, written
+from tests.conftest import Command, Job, Outcome, Pretrain, Run, Start, written
 from tests.launcher.runtime.run.test_lock import held_elsewhere
 
 SETTINGS: dict[str, Any] = {
@@ -176,6 +179,20 @@ def test_cells_of_two_rules_that_are_one_run_report_it_both(second: Outcome, pla
     assert len(list((plan.sweep.folder / "runs").iterdir())) == 3
 
 
+def test_the_status_of_a_run_says_which_cells_it_is_and_how_it_ended(
+    second: Outcome, plan: Plan, command: Command
+) -> None:
+    found = json.loads(command("status", plan.sweep.folder, "--json").stdout)["runs"]
+    ends = {run["cells"][0]: (run["state"], run["starts"], run["status"]["step"]) for run in found}
+    assert ends["rule=sp optimizer.lr=0.004 seed=1"] == ("complete", 1, 20)
+    assert ends["rule=sp optimizer.lr=0.008 seed=1"] == ("complete", 2, 20), "it failed the first time"
+    assert ends["rule=sp optimizer.lr=1e+38 seed=1"][:2] == ("diverged", 1)
+    for run in found:
+        assert run["cells"][1] == run["cells"][0].replace("sp", "completep"), "two rules share each run"
+    lines = command("status", plan.sweep.folder).stdout.splitlines()
+    assert [len(re.findall(r"^\w{16}: rule=sp optimizer\.lr=\S+ seed=1  ", line)) for line in lines] == [0, 1, 1, 1]
+
+
 def test_the_best_point_comes_first_and_one_that_diverged_last(second: Outcome) -> None:
     points = json.loads(second.stdout)["grid"]["points"]
     losses = [point["loss"] for point in points]
@@ -245,7 +262,7 @@ def test_asked_to_stop_a_sweep_saves_and_goes_on_next_time(
     assert resumed.column("loss") == alone.run.column("loss"), "a cell is the run that pretrain.py makes, to the bit"
 
 
-def never(config: Config, inputs: Inputs, world: World, stop: StopRequest) -> bool:
+def never(config: Config, inputs: Inputs, world: World, stop: StopRequest, status: RunStatus) -> bool:
     raise AssertionError("trained")
 
 
@@ -270,13 +287,13 @@ def test_a_run_whose_lock_a_dead_attempt_has_kept_is_taken_over(
 ) -> None:
     monkeypatch.setattr(worker, "LEASE_SECONDS", 0.5)
     cell.run.folder.mkdir(parents=True)
-    (cell.run.folder / worker.LOG).touch()
+    (cell.run.folder / "status.json").touch()
     monkeypatch.setenv("SLURM_JOB_ID", "77")
     with held_elsewhere(cell.run.folder):
         assert run_cell(cell, WORLD, stop, never, False) == "elsewhere", "it is of this attempt"
         monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
         assert run_cell(cell, WORLD, stop, never, False) == "failed"
-    with held_elsewhere(cell.run.folder, pulse=cell.run.folder / worker.LOG):
+    with held_elsewhere(cell.run.folder, pulse=cell.run.folder / "status.json"):
         monkeypatch.setattr(worker, "LEASE_SECONDS", 3.0)  # in which it writes, however busy the machine is
         monkeypatch.setenv("SLURM_RESTART_COUNT", "2")
         assert run_cell(cell, WORLD, stop, never, False) == "elsewhere", "it lives"
@@ -309,7 +326,7 @@ def test_a_run_goes_on_under_the_rule_it_was_begun_with(cell: Config, plan: Plan
     saved = publishing.publish(staging, {"step": 3}, files)
     seen = []
 
-    def see(config: Config, inputs: Inputs, world: World, stop: StopRequest) -> bool:
+    def see(config: Config, inputs: Inputs, world: World, stop: StopRequest, status: RunStatus) -> bool:
         seen.append(config)
         return False
 
@@ -318,7 +335,7 @@ def test_a_run_goes_on_under_the_rule_it_was_begun_with(cell: Config, plan: Plan
     assert saved.exists()
 
 
-def succeed(config: Config, inputs: Inputs, world: World, stop: StopRequest) -> bool:
+def succeed(config: Config, inputs: Inputs, world: World, stop: StopRequest, status: RunStatus) -> bool:
     return True
 
 
@@ -331,6 +348,14 @@ def test_checkpoints_of_a_finished_run_stay_where_they_are_asked_for(
     save_config(cell, saved / "config.yaml")
     assert run_cell(cell, WORLD, stop, succeed, keep) == "finished"
     assert saved.exists() is keep
+
+
+def test_the_time_of_a_run_begins_when_its_worker_takes_it(cell: Config, stop: StopRequest) -> None:
+    before = time.time()
+    run_cell(cell, WORLD, stop, succeed, False)
+    (attempt,) = read_attempts(cell.run.folder)
+    assert attempt.queued == attempt.start >= before - 0.001, "not with the worker, which had others before it"
+    assert (attempt.exit_code, attempt.why) == (0, "complete")
 
 
 def test_a_failed_run_that_another_process_has_just_begun_again_has_no_reason_left(cell: Config) -> None:
