@@ -24,6 +24,12 @@ class Point:
     statuses: list[str]
     """Outcomes of the runs of its seeds, without duplicates."""
 
+    def describe(self) -> str:
+        """Return the mean loss with its error, or how the runs ended if a seed has no loss."""
+        if self.loss is None:
+            return ", ".join(self.statuses)
+        return f"{self.loss:.4f}" + ("" if self.loss_error is None else f" ± {self.loss_error:.4f}")
+
 
 @dataclass(frozen=True)
 class GridSummary:
@@ -69,9 +75,7 @@ def lines(summary: GridSummary) -> Iterator[str]:
     """Yield a line per point, then axes at whose end the best point lies, and losses that are not comparable."""
     yield "held-out loss, nats per token; of several seeds the mean and its standard error"
     for point in summary.points:
-        error = "" if point.loss_error is None else f" ± {point.loss_error:.4f}"
-        loss = ", ".join(point.statuses) if point.loss is None else f"{point.loss:.4f}{error}"
-        yield f"{loss:<18}  {' '.join(f'{axis}={label}' for axis, label in point.labels.items())}"
+        yield f"{point.describe():<18}  {' '.join(f'{axis}={label}' for axis, label in point.labels.items())}"
     tried = [point.labels for point in summary.points]  # a diverged point bounds the best as well
     has_best = bool(summary.points) and summary.points[0].loss is not None
     for axis, end in axes_at_end(tried[0], tried) if has_best else ():

@@ -95,10 +95,8 @@ def _table(points: Sequence[Point], results: Sequence[Result]) -> str:
     scores = [score for score in MATCHES if any(getattr(result.outcome, score) is not None for result in results)]
     rows = []
     for point, own in zip(points, cells, strict=False):
-        error = "" if point.loss_error is None else f" ± {point.loss_error:.4f}"
-        loss = ", ".join(point.statuses) if point.loss is None else f"{point.loss:.4f}{error}"
         matches = [_mean([getattr(each.outcome, score) for each in own]) for score in scores]
-        rows.append([*(str(point.labels.get(axis, "-")) for axis in axes), own[0].run, *matches, loss])
+        rows.append([*(str(point.labels.get(axis, "-")) for axis in axes), own[0].run, *matches, point.describe()])
     header = [*axes, "run of the first seed", *(score.replace("_", " ") for score in scores), "held-out loss"]
     more = len(points) - len(rows)
     return html.table(header, rows, words=len(axes) + 1) + (f"<p>and {more} more: see --json</p>" if more else "")
