@@ -6,7 +6,7 @@ CGROUPS = Path("/sys/fs/cgroup")
 """Where control groups are mounted."""
 
 
-def own_groups(groups: str, root: Path = CGROUPS) -> list[Path]:
+def own_groups(groups: str, root: Path) -> list[Path]:
     """Return the folders of a process's own group and of those around it, from the innermost outwards.
 
     Args:

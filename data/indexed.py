@@ -165,7 +165,7 @@ class Index:
     """Whether each sequence is one document."""
 
 
-def open_index(file: BinaryIO, name: str | Path, identity: bool | None = None, has_checksum: bool = False) -> Index:
+def open_index(file: BinaryIO, name: str | Path, identity: bool | None = None, *, has_checksum: bool) -> Index:
     """Read one open `.idx` file, memory-mapped.
 
     Args:

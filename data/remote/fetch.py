@@ -147,7 +147,7 @@ def read(piece: Piece, start: int, stop: int, tries: int = TRIES) -> bytes:
     return data
 
 
-def download(piece: Piece, file: BinaryIO, tries: int = TRIES) -> None:
+def download(piece: Piece, file: BinaryIO, tries: int) -> None:
     """Download a piece into a file and verify it, block by block in little memory.
 
     Raises:

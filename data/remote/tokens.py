@@ -90,7 +90,7 @@ class RemoteTokens:
         """Map the index for as long as the result lives, since the cache may remove its file at any time."""
         with self._cache.open(self.index_piece) as file:
             has_checksum = self._index.checksum is not None or self._identity is not None  # or it was read before
-            index = open_index(file, self._index.url, self._identity, has_checksum)
+            index = open_index(file, self._index.url, self._identity, has_checksum=has_checksum)
         if index.token_bytes != self._tokens.size:
             raise DamagedFileError(
                 f"{self._tokens.url}: {self._tokens.size} bytes, but {self._index.url} describes {index.token_bytes}; "

@@ -59,7 +59,7 @@ class Scaling:
 
 
 def scaling_table(
-    size: Sizes, fan_in: float, fan_out: float, matrix_lr: float, absorbed: bool, decay_exponent: float = 1.0
+    size: Sizes, fan_in: float, fan_out: float, matrix_lr: float, absorbed: bool, decay_exponent: float
 ) -> dict[Role, Scaling]:
     """Return Table 1 of CompleteP for one tensor; the factor 0 means "none" (norms, biases).
 

@@ -52,7 +52,7 @@ class Problem:
             name for name, column in zip(form.LINEAR, self._terms(self._middle()), strict=True) if column.any()
         )
 
-    def solve(self, seed: int = 0) -> Solution:
+    def solve(self, seed: int) -> Solution:
         """Return the best solution of several starts."""
         candidates = sorted((self._project(start) for start in self._starts(seed)), key=lambda pair: pair[0])
         everywhere = np.arange(len(self.at))

@@ -25,7 +25,7 @@ class Tasks:
     loaded: list[Any]
 
 
-def find_tasks(names: Sequence[str], folders: Sequence[Path] = ()) -> Tasks:
+def find_tasks(names: Sequence[str], folders: Sequence[Path]) -> Tasks:
     """Look tasks up and read their data.
 
     Args:
