@@ -41,7 +41,7 @@ def check_together(config: Config, plan: RunPlan, inputs: Inputs, world: World) 
     """Make the checks that need all ranks, and on rank 0 those whose result is the same on all ranks. Collective.
 
     Rank 0 alone checks the files of corpora, which may be too many for every rank to check, and warns. A single process
-    has done this in `open_checked`.
+    has done this before: `pretrain.py` checks the trackers, and `open_checked` the rest.
 
     Raises:
         ValueError: on all ranks alike, if a file of a corpus has another size than its manifest says, if

@@ -108,7 +108,7 @@ def test_the_area_under_a_cooldown_is_that_of_its_formula(cooldown: str, mean: f
 
 @settings(deadline=None)
 @given(
-    name=st.sampled_from(EVERY),
+    name=st.sampled_from(("wsd", "cosine", "linear", "constant")),
     warmup=st.integers(0, 60),
     fraction=st.floats(0.001, 1.0),
     final=st.floats(0.0, 1.0),
