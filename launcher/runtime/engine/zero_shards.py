@@ -93,13 +93,12 @@ def _located_at_stage_3(zero: Any, name: str, parameter: Any, world: World) -> P
     """Return where this rank keeps its part of a tensor that is cut into equal parts, the last ones padded."""
     padded = parameter.ds_tensor.numel()
     start = min(world.rank * padded, parameter.ds_numel)
-    place = tuple(parameter.ds_shape), start, min(padded, parameter.ds_numel - start)
+    length = min(padded, parameter.ds_numel - start)
     shard, offset = parameter.ds_tensor, 0
     if parameter.requires_grad:
         group, offset, _ = zero.grad_position[zero.get_param_id(parameter)]
         shard = zero.fp32_partitioned_groups_flat[group]
-    shape, start, length = place
-    return Piece(name, shape, shard, offset, start, length, parameter.requires_grad)
+    return Piece(name, tuple(parameter.ds_shape), shard, offset, start, length, parameter.requires_grad)
 
 
 def is_whole(parameter: Any) -> bool:
