@@ -14,10 +14,11 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
+from plumbline.launcher.runtime.checkpoint.newest import newest_step
 from plumbline.launcher.runtime.config.written import read_run
 from plumbline.launcher.runtime.run.interventions import went_back_past
 from plumbline.launcher.runtime.run.status_file import note_end_of_job, told_by_rank_0
-from plumbline.launcher.runtime.sweep.advance import newest_step, one_of_several, read_share
+from plumbline.launcher.runtime.sweep.advance import one_of_several, read_share
 from plumbline.launcher.runtime.system import cli, nodes
 from plumbline.launcher.runtime.system.attempts import (
     FINAL,

@@ -1,4 +1,4 @@
-"""Find the newest checkpoint of a run and when it was written, without verifying it."""
+"""Find the newest checkpoint of a run and when it was written, without verifying it or importing torch."""
 
 from pathlib import Path
 
@@ -14,3 +14,8 @@ def newest_checkpoint(run: Path) -> Saved | None:
         except OSError:  # it is being deleted, or damaged
             continue
     return None
+
+
+def newest_step(run: Path) -> int:
+    """Return the step of a run's newest checkpoint, or 0 without one."""
+    return next(map(step_of, checkpoints(run / "checkpoints")), 0)

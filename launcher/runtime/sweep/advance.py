@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from plumbline.data.disk import is_file
-from plumbline.launcher.runtime.checkpoint.store import checkpoints, step_of
+from plumbline.launcher.runtime.checkpoint.newest import newest_step
 from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.yaml_files import read_yaml
 from plumbline.launcher.runtime.run.status_file import RESULT
 from plumbline.launcher.runtime.sweep.root import root_of
 
 DIVERGED = "diverged.json"
-FINISHED = (RESULT, DIVERGED)
+ENDINGS = (RESULT, DIVERGED)
 """Files of which a run that is never trained again has one."""
 
 
@@ -28,11 +28,6 @@ def one_of_several(text: str) -> tuple[int, int]:
     if not (first.isdigit() and step.isdigit() and int(first) < int(step)):
         raise argparse.ArgumentTypeError(f"{text!r}: expected I/N with 0 <= I < N, for example 0/4")
     return int(first), int(step)
-
-
-def newest_step(run: Path) -> int:
-    """Return the step of a run's newest checkpoint, or 0 without one."""
-    return next(map(step_of, checkpoints(run / "checkpoints")), 0)
 
 
 @dataclass(frozen=True)
@@ -48,7 +43,7 @@ class Share:
     def saved(self) -> tuple[int, int]:
         """Return the number of finished runs, and the sum of the steps that the others have saved."""
         runs = self.runs()
-        finished = [run for run in runs if any(is_file(run / name) for name in FINISHED)]
+        finished = [run for run in runs if any(is_file(run / name) for name in ENDINGS)]
         return len(finished), sum(newest_step(run) for run in runs if run not in finished)
 
 

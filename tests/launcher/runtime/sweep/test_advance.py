@@ -7,7 +7,7 @@ import pytest
 
 from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.run.status_file import RESULT
-from plumbline.launcher.runtime.sweep.advance import DIVERGED, FINISHED, read_share
+from plumbline.launcher.runtime.sweep.advance import DIVERGED, ENDINGS, read_share
 from plumbline.launcher.runtime.sweep.config import load_sweep
 
 
@@ -52,7 +52,7 @@ def test_a_finished_run_counts_without_its_checkpoints(plan: Path, name: str) ->
     (run / "checkpoints" / "step_00000900").rmdir()
     (run / name).touch()
     assert share.saved() == (1, 0) > before
-    assert name in FINISHED
+    assert name in ENDINGS
 
 
 def test_tasks_have_names_and_the_sweep_a_folder(plan: Path) -> None:
