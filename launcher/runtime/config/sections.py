@@ -11,11 +11,14 @@ from plumbline.data.paths import HomePath
 from plumbline.launcher.runtime.optim.duration import Duration
 from plumbline.launcher.runtime.trackers import TrackerName
 
+FolderName = Annotated[str, Field(min_length=1, pattern=r"^[\w.+-]*[\w+-][\w.+-]*$")]
+"""Letters, digits, _ . + and -, not dots alone."""
+
 
 class RunConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
     """Define where a run is kept and what makes it repeatable."""
 
-    name: str = Field(min_length=1, pattern=r"^[\w.+-]*[\w+-][\w.+-]*$")
+    name: FolderName
     """Name of the run and of its folder: letters, digits, _ . + and -, not dots alone."""
     root: HomePath = Field(default="runs", min_length=1)
     """Folder that contains the run folders. It is created if necessary."""

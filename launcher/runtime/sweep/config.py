@@ -9,6 +9,7 @@ from pydantic import model_validator as validator
 
 from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.parse import parse
+from plumbline.launcher.runtime.config.sections import FolderName
 from plumbline.launcher.runtime.config.yaml_files import plain_values, read_yaml
 from plumbline.launcher.runtime.sweep.comparison import ComparisonConfig
 from plumbline.launcher.runtime.sweep.coordinate_check import CoordinateCheckConfig
@@ -60,7 +61,7 @@ class GridConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attrib
 class SweepConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
     """Configure a sweep. Its cells are the union of its grids, repeated for each seed."""
 
-    name: str = Field(min_length=1, pattern=r"^[\w.+-]*[\w+-][\w.+-]*$")
+    name: FolderName
     """Name of the sweep and of its folder."""
     root: str = USUAL
     """Folder that holds sweep folders. Default: `sweeps` in the run.root of the base, which is runs by default."""
