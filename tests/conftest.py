@@ -59,7 +59,7 @@ metrics: {{trackers: [], peak_tflops: 0.1}}
 """
 
 SPEED = ("tokens_per_second", "mfu", "step_time", "data_wait", "checkpoint_stall", "rank_skew", "slow_rank")
-"""Keys of metrics.jsonl that say how fast a step was, which no two runs have in common."""
+"""Keys of metrics.jsonl that say how fast a step was."""
 
 
 SLOWEST_FIRST = ("slurm", "distributed", "launcher", "model", "data")
@@ -153,6 +153,11 @@ class Run:
         file = self.folder / "metrics.jsonl"
         text = file.read_text(encoding="utf-8") if file.exists() else ""
         return [json.loads(line) for line in text.rpartition("\n")[0].splitlines()]
+
+    @property
+    def numbers(self) -> list[dict[str, Any]]:
+        """Return the records without speeds, which no two runs have in common."""
+        return [{key: value for key, value in record.items() if key not in SPEED} for record in self.records]
 
     def column(self, key: str) -> dict[int, Any]:
         """Step -> value, of the records that have it; a step that was written twice is an error."""

@@ -11,12 +11,10 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from tests.conftest import SPEED
-
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.conftest import Pretrain, Run
+    from tests.conftest import Pretrain
     from tests.distributed.conftest import TrainMatrix
 
 STEPS = 6
@@ -56,10 +54,6 @@ SETTINGS = {
 }
 
 
-def numbers(run: Run) -> list[dict[str, object]]:
-    return [{key: value for key, value in line.items() if key not in SPEED} for line in run.records]
-
-
 @pytest.mark.parametrize("name", SETTINGS)
 def test_the_number_of_ranks_changes_no_bit(train_matrix: TrainMatrix, tiny_config: Path, name: str) -> None:
     runs = []
@@ -67,9 +61,9 @@ def test_the_number_of_ranks_changes_no_bit(train_matrix: TrainMatrix, tiny_conf
         settings = {f"{name}-on-{ranks}": [*COMMON, *SETTINGS[name]]}
         runs.append(train_matrix(tiny_config, settings, ranks=ranks)(next(iter(settings))))
     one, *others = runs
-    assert {line["step"] for line in numbers(one)} == set(range(1, STEPS + 1))
+    assert {line["step"] for line in one.numbers} == set(range(1, STEPS + 1))
     for other in others:
-        assert numbers(other) == numbers(one)
+        assert other.numbers == one.numbers
         for tensor, weight in one.weights(STEPS).items():
             assert torch.equal(other.weights(STEPS)[tensor], weight), tensor
 
@@ -77,7 +71,7 @@ def test_the_number_of_ranks_changes_no_bit(train_matrix: TrainMatrix, tiny_conf
 def test_stages_one_and_two_have_the_same_bits(train_matrix: TrainMatrix, tiny_config: Path) -> None:
     settings = {f"same-zero{stage}": [*COMMON, BF16, f"deepspeed.zero_stage={stage}"] for stage in (1, 2)}
     runs = [train_matrix(tiny_config, settings, ranks=2)(name) for name in settings]
-    assert numbers(runs[0]) == numbers(runs[1])
+    assert runs[0].numbers == runs[1].numbers
 
 
 def test_it_is_the_gradient_of_an_ordinary_run(train_matrix: TrainMatrix, tiny_config: Path) -> None:

@@ -32,7 +32,6 @@ from plumbline.launcher.runtime.run.inputs import open_inputs
 from plumbline.launcher.runtime.system.slurm import Request
 from plumbline.launcher.runtime.system.world import World
 from plumbline.launcher.runtime.train.submission import check as check_job
-from tests.conftest import SPEED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,7 +49,7 @@ TWO = World(0, 0, 2, torch.device("cpu"))
 
 def numbers(run: Run, after: int = 0) -> list[dict[str, object]]:
     """Return the records after a step, without those of time."""
-    return [{k: v for k, v in record.items() if k not in SPEED} for record in run.records if record["step"] > after]
+    return [record for record in run.numbers if record["step"] > after]
 
 
 def content(folder: Path) -> dict[str, str]:

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.conftest import SPEED
-
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -60,8 +58,8 @@ def diagnostics(run: Run) -> dict[int, dict[str, float]]:
 
 def rest(run: Run) -> list[dict[str, Any]]:
     """Return all other records, without speed and without the int8 loss that comes with diagnostics."""
-    records = [record for record in run.records if "stream/rms/00" not in record]
-    return [{k: v for k, v in record.items() if k not in SPEED and not k.endswith("w8a8_delta")} for record in records]
+    records = [record for record in run.numbers if "stream/rms/00" not in record]
+    return [{k: v for k, v in record.items() if not k.endswith("w8a8_delta")} for record in records]
 
 
 @pytest.mark.parametrize("name", STAGES)

@@ -6,7 +6,7 @@ One rank, with everything that asks an engine for something: evaluation, the mov
 from __future__ import annotations
 
 import shutil
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ from plumbline.launcher.runtime.run.folder import prepare_run_folder
 from plumbline.launcher.runtime.run.inputs import open_inputs
 from plumbline.launcher.runtime.system.world import World
 from plumbline.model.attention.pruned import PrunedAttention
-from tests.conftest import SPEED, Run
+from tests.conftest import Run
 from tests.distributed.trainers import MakeEngine, make_trainer
 
 if TYPE_CHECKING:
@@ -62,17 +62,13 @@ def train(engine: MakeEngine, name: str, overrides: list[str], tiny_config: Path
     return Run(config.run.folder)
 
 
-def lines(run: Run) -> list[dict[str, Any]]:
-    return [{k: v for k, v in record.items() if k not in SPEED} for record in run.records]
-
-
 @pytest.fixture(scope="module")
 def plain(tiny_config: Path, world: World) -> Run:
     return train(PlainEngine, "plain", [], tiny_config, world)
 
 
 def test_there_is_something_to_compare(plain: Run) -> None:
-    keys = {key for record in lines(plain) for key in record}
+    keys = {key for record in plain.numbers for key in record}
     assert {"loss", "grad_norm", "eval/email/loss", "eval/email/ema_loss", "eval/email/w8a8_delta"} <= keys
     assert any(key.startswith("grad/") for key in keys)
     assert any(key.startswith("update/") for key in keys)
@@ -82,8 +78,8 @@ def test_there_is_something_to_compare(plain: Run) -> None:
 def test_a_run_is_that_of_the_plain_engine(plain: Run, tiny_config: Path, world: World, stage: int) -> None:
     """At stage 0 to the last bit. The others update flat shards; 2 keeps them as 1 does."""
     run = train(DeepSpeedEngine, f"zero_{stage}", [f"deepspeed.zero_stage={stage}"], tiny_config, world)
-    assert len(lines(run)) == len(lines(plain))
-    for found, expected in zip(lines(run), lines(plain), strict=True):
+    assert len(run.numbers) == len(plain.numbers)
+    for found, expected in zip(run.numbers, plain.numbers, strict=True):
         assert found.keys() == expected.keys()
         if stage:
             assert found == pytest.approx(expected, rel=1e-4, abs=1e-6)
@@ -100,7 +96,7 @@ def test_a_resumed_run_of_the_plain_engine_is_the_same(plain: Run, tiny_config: 
     shutil.copytree(plain.folder, half)
     shutil.rmtree(half / "checkpoints" / "step_00000004")
     resumed = train(PlainEngine, "half", [], tiny_config, world)
-    assert lines(resumed) == lines(plain)
+    assert resumed.numbers == plain.numbers
     assert all(torch.equal(weight, resumed.weights(4)[name]) for name, weight in plain.weights(4).items())
 
 

@@ -31,7 +31,7 @@ from plumbline.launcher.runtime.train import loop, rollback
 from plumbline.launcher.runtime.train.guards.guard import TrainingError
 from plumbline.launcher.runtime.train.train import train
 from plumbline.model.objectives.next_token import NextToken
-from tests.conftest import SPEED, Run
+from tests.conftest import Run
 from tests.distributed.poisoned import forward_with
 
 if TYPE_CHECKING:
@@ -86,17 +86,13 @@ def whole(begin: Callable[..., Job]) -> Callable[[], Run]:
     return run
 
 
-def numbers(run: Run) -> list[dict[str, Any]]:
-    return [{key: value for key, value in line.items() if key not in SPEED} for line in run.records]
-
-
 def steps_of_chain(run: Run) -> list[dict[str, Any]]:
     lines = [json.loads(line) for line in (run.folder / CHAIN).read_text().splitlines()]
     return [{key: line[key] for key in ("step", "samples", "loss", "grad_norm")} for line in lines if "step" in line]
 
 
 def assert_same(found: Run, expected: Run) -> None:
-    assert numbers(found) == numbers(expected)
+    assert found.numbers == expected.numbers
     last = f"checkpoints/step_{STEPS:08d}"
     for file in (*map(shard_name, range(2)), "state.json"):
         assert (found.folder / last / file).read_bytes() == (expected.folder / last / file).read_bytes()
@@ -135,7 +131,7 @@ def test_any_ranks_go_back_alike(begin: Callable[..., Job], command: Command) ->
         ("loss_spike", 15, (20, 25)),
     ]
     assert of_four == made
-    assert numbers(four.run) == numbers(one.run)
+    assert four.run.numbers == one.run.numbers
     assert steps_of_chain(four.run) == steps_of_chain(one.run)
     for name, weight in one.run.weights(STEPS).items():
         assert torch.equal(four.run.weights(STEPS)[name], weight), name

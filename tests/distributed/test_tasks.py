@@ -31,7 +31,6 @@ from plumbline.launcher.runtime.run.inputs import open_inputs
 from plumbline.launcher.runtime.run.scores import held_out_loss, wilson_interval
 from plumbline.model.decoder import CausalLM
 from plumbline.model.parameterization.multipliers import multipliers
-from tests.conftest import SPEED
 from tests.distributed.conftest import whole_weights
 
 if TYPE_CHECKING:
@@ -125,10 +124,6 @@ def whole(run_pretrain: Pretrain, tiny_config: Path) -> Run:
     return outcome.run
 
 
-def numbers(run: Run) -> list[dict[str, Any]]:
-    return [{key: value for key, value in line.items() if key not in SPEED} for line in run.records]
-
-
 def test_a_resumed_run_equals_an_uninterrupted_one(whole: Run, run_pretrain: Pretrain, tiny_config: Path) -> None:
     other = whole.folder.with_name("resumed_task")
     shutil.copytree(whole.folder, other)
@@ -137,7 +132,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(whole: Run, run_pretrain: Pre
     outcome = run_pretrain(tiny_config, "resumed_task", [*ON_TASK, *STEPS], launcher="python")
     assert outcome.code == 0, outcome.stderr
     assert "resuming after step 3 from" in outcome.stdout
-    assert numbers(outcome.run) == numbers(whole)
+    assert outcome.run.numbers == whole.numbers
     assert list(whole.column("eval/retrieval/exact_match")) == [3, 6]
 
 
