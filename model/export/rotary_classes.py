@@ -12,6 +12,7 @@ import torch
 from plumbline.model.config import ModelConfig
 from plumbline.model.export.fold import Weights
 from plumbline.model.export.stock import GATED, UNGATED, Export, StockClass, llama_entries, renamed, rope_parameters
+from plumbline.model.mlp import XIELU
 from plumbline.model.parameterization.multipliers import Multipliers
 
 APERTUS_NAMES = {
@@ -21,7 +22,7 @@ APERTUS_NAMES = {
 }
 OLMO2_NAMES = {"q_whole_norm": "q_norm", "k_whole_norm": "k_norm"}
 """Parts of our names -> the class's names."""
-XIELU_CONSTANTS = {"beta": 0.5, "eps": -1e-6}
+XIELU_CONSTANTS = {"beta": XIELU.BETA, "eps": XIELU.EPS}
 """The activation's constants, which transformers stores."""
 
 
