@@ -91,8 +91,9 @@ def document(found: Examination, ranks: int) -> dict[str, Any]:
 
 def table(findings: list[Finding]) -> list[str]:
     """Return a line for each finding, and one for its remedy."""
-    nodes, checks = (max(len(text) for text in column) for column in zip(*((f.node, f.check) for f in findings),
-                                                                           strict=True))  # fmt: skip
+    nodes, checks = (
+        max(len(text) for text in column) for column in zip(*((f.node, f.check) for f in findings), strict=True)
+    )
     lines = []
     for finding in findings:
         lines.append(f"{finding.level:<8} {finding.node:<{nodes}}  {finding.check:<{checks}}  {finding.text}")

@@ -136,6 +136,7 @@ def table(reports: Sequence[Report]) -> list[str]:
     lines = ["GB/s between ranks", " ".join(name.rjust(width) for name in ["", *names])]
     for name, row in zip(names, members, strict=True):
         cells = (speeds.get((min(row, column), max(row, column))) for column in members)
-        lines.append(" ".join([name.rjust(width), *(f"{cell:.2f}".rjust(width) if cell else "-".rjust(width)
-                                                    for cell in cells)]))  # fmt: skip
+        lines.append(
+            " ".join([name.rjust(width), *(f"{cell:.2f}".rjust(width) if cell else "-".rjust(width) for cell in cells)])
+        )
     return lines

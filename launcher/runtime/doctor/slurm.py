@@ -120,8 +120,12 @@ def _cluster(configuration: Mapping[str, str]) -> list[Advice]:
     timeout = seconds(configuration.get("SlurmdTimeout", ""))
     if timeout is not None and not 0 < timeout <= LONG:
         until = "is never noticed" if timeout == 0 else "is noticed late"
-        found.append((f"SlurmdTimeout = {timeout:.0f} s: a node that dies {until}, and the job not requeued till then",
-                      "watch the log of the run, or have SlurmdTimeout set to 300"))  # fmt: skip
+        found.append(
+            (
+                f"SlurmdTimeout = {timeout:.0f} s: a node that dies {until}, and the job not requeued till then",
+                "watch the log of the run, or have SlurmdTimeout set to 300",
+            )
+        )
     return found
 
 

@@ -106,8 +106,10 @@ def explain(record: RunRecord, spike: Standing, step: int, world: World) -> Expl
     def value(samples: Sequence[int]) -> float:
         """Return the number that spiked, for these samples."""
         made = make(samples)
-        LOG.info(f"step {step} on {len(samples)} of {len(labels)} samples: {spike.quantity} "
-                 f"{getattr(made, spike.quantity):.4g}")  # fmt: skip
+        LOG.info(
+            f"step {step} on {len(samples)} of {len(labels)} samples: {spike.quantity} "
+            f"{getattr(made, spike.quantity):.4g}"
+        )
         return float(getattr(made, spike.quantity))
 
     def carries(samples: Sequence[int]) -> bool:

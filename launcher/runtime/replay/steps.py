@@ -96,8 +96,9 @@ class Replay:
         mine, _ = collect(self.engine)
         index = json.loads(mine.metadata["index"])
         with SavedTensors(folder) as saved:
-            found = next((key for key, value in mine.tensors.items() if _unlike(key, value, index, saved, tolerance)),
-                         None)  # fmt: skip
+            found = next(
+                (key for key, value in mine.tensors.items() if _unlike(key, value, index, saved, tolerance)), None
+            )
         return next((key for key in gather_objects(found, self.world) if key is not None), None)
 
 
