@@ -50,6 +50,8 @@ def _record_of_line(reading: Reading, line: bytes, where: str, number: int, afte
 def read_packed_lines(unpacked: Callable[[str], Any], reading: Reading, unit: Unit, _: int | None) -> Iterator[Record]:
     """Read the lines of a packed file, which `unpacked` opens, always from its beginning."""
     (name,) = unit.names
+    if not Path(name).stat().st_size:  # of which gzip and pyarrow unpack no line, as if nothing were missing
+        raise EOFError("it is empty")
     with unpacked(name) as lines:
         for number, line in enumerate(iter(lambda: lines.readline(LONGEST_LINE + 1), b""), start=1):
             if len(line) > LONGEST_LINE:

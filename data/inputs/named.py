@@ -40,7 +40,7 @@ class NamedFiles(Files):
         """
         # Absolute globs, which Path.glob refuses
         matches = [self.spec] if Path(self.spec).is_file() else glob.glob(self.spec, recursive=True)  # noqa: PTH207
-        files = sorted(path for path in map(Path, matches) if path.is_file())
+        files = sorted({path for path in map(Path, matches) if path.is_file()})  # a glob may give one more than once
         self._check_folders(matches)
         for path in files:
             if kind := why_not_read(path):

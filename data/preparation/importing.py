@@ -78,7 +78,7 @@ class TokenRequest:
 
 def _matching(option: str, spec: str) -> list[Path]:
     """Return the files that match, sorted by name."""
-    matches = [spec] if Path(spec).is_file() else sorted(glob.glob(spec, recursive=True))  # noqa: PTH207 - absolute
+    matches = [spec] if Path(spec).is_file() else sorted(set(glob.glob(spec, recursive=True)))  # noqa: PTH207 - absolute
     files = [path for path in map(Path, matches) if path.is_file()]
     if not files:
         raise ValueError(f"{option} {spec}: no file matches; give .bin or .npy files of token ids, or a glob of them")

@@ -62,6 +62,7 @@ def test_a_folder_is_read_in_order_of_names(folder: Path) -> None:
 def test_files_globs_and_several_sources(folder: Path) -> None:
     assert read(folder / "b/c.md", folder / "a.txt")[0] == [TEXTS[1], TEXTS[0]]
     assert read(f"{folder}/b/**/*.[mp]*")[0] == TEXTS[1:]
+    assert read(f"{folder}/b/**/**/*.[mp]*")[0] == TEXTS[1:]  # Python's glob gives the files twice
 
 
 def test_rows_of_every_kind_of_file(tmp_path: Path) -> None:
@@ -332,6 +333,10 @@ def test_damaged_files_are_named(tmp_path: Path) -> None:
     (tmp_path / "C.JSONL.GZ").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(ValueError, match=r"C\.JSONL\.GZ: not a whole gzip file"):
         read(tmp_path / "C.JSONL.GZ")
+    for name in ("empty.jsonl.gz", "empty.jsonl.zst"):
+        (tmp_path / name).touch()
+        with pytest.raises(ValueError, match=rf"{name}: not a whole .* file \(it is empty\); copy it again"):
+            read(tmp_path / name)
     for name in ("c.parquet", "C.PARQUET"):
         (tmp_path / name).write_bytes(b"nothing")
         with pytest.raises(ValueError, match=rf"{name}: not a parquet file"):
