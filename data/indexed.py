@@ -189,6 +189,7 @@ def open_index(file: BinaryIO, name: str | Path, identity: bool | None = None, *
         )
     if not has_checksum:
         _check_pointers(lengths, pointers, dtype.itemsize, name)
+        _check_documents(documents, name)
     end = int(pointers[-1]) + int(lengths[-1]) * dtype.itemsize if sequences else 0
     # Nearly always one sequence is one document, so the mapped offsets can be used without a copy.
     if identity is None:  # our writer gives each document at least one sequence, so equal counts prove it
@@ -210,6 +211,19 @@ def _check_pointers(lengths: npt.NDArray[Any], pointers: Int64s, itemsize: int, 
                 f"where the one before ends, byte {int((ends - sizes)[wrong[0]])}; the file is damaged: copy it again"
             )
         at = int(ends[-1])
+
+
+def _check_documents(documents: npt.NDArray[np.int64], name: str | Path, block: int = 2**20) -> None:
+    """Refuse document indices that go back; works in blocks, since an index may be large."""
+    for start in range(0, len(documents) - 1, block):
+        some = documents[start : start + block + 1]
+        wrong = np.flatnonzero(np.diff(some) < 0)
+        if wrong.size:
+            number = int(wrong[0])
+            raise DamagedFileError(
+                f"{name}: document {start + number} runs from sequence {some[number]} to {some[number + 1]}, which is "
+                "before it; the file is damaged: copy it again"
+            )
 
 
 def _counts_by_one(documents: npt.NDArray[np.int64], block: int = 2**20) -> bool:

@@ -132,6 +132,12 @@ def change(path: Path, edit: Callable[[bytes], bytes]) -> None:
             lambda data: data[:38] + b"\xff\xff\xff\xff" + data[42:],
             r"a\.idx: sequence 1 of -1 tokens at byte 4 does not begin",
         ),
+        (  # a document that begins beyond the next one
+            "idx",
+            lambda data: data[:78] + b"\x03" + data[79:],
+            r"a\.idx: document 1 runs from sequence 3 to 2, which is before it; .*copy it again",
+        ),
+        ("idx", lambda data: data[:78] + b"\xff" * 8 + data[86:], r"a\.idx: document 0 runs from sequence 0 to -1"),
     ],
 )
 def test_damage_is_named(tmp_path: Path, suffix: str, edit: Callable[[bytes], bytes], message: str) -> None:
