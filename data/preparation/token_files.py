@@ -91,7 +91,8 @@ def parts(paths: Sequence[Path], vocab_size: int) -> Iterator[Integers]:
                     f"{path}: id {part[place]} at place {start + place:,}, and the tokenizer has ids 0 to "
                     f"{vocab_size - 1}; give --tokenizer the one that made the file"
                 )
-            yield part
+            is_uint64 = part.dtype.kind == "u" and part.itemsize == 8  # numpy joins these with others to floats
+            yield part.astype(np.int64) if is_uint64 else part
 
 
 def documents(paths: Sequence[Path], vocab_size: int, eos_token_id: int) -> Iterator[tuple[Integers, Int64s]]:

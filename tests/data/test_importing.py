@@ -155,6 +155,16 @@ def test_a_file_of_something_else_is_named(tmp_path: Path, name: str, content: b
     assert not leftovers(tmp_path)
 
 
+def test_ids_of_any_types_of_numpy_are_read_end_to_end(tmp_path: Path) -> None:
+    kinds = ("<u8", ">i4", ">u8", "<u2", "<i8", "i1")
+    for number, kind in enumerate(kinds):
+        np.save(tmp_path / f"{number}.npy", np.array([number], kind))
+    paths = [tmp_path / f"{number}.npy" for number in range(len(kinds))]
+    ((tokens, lengths),) = token_files.documents(paths, vocab_size=10, eos_token_id=5)
+    assert tokens.dtype.kind == "i"
+    assert (tokens.tolist(), lengths.tolist()) == ([0, 1, 2, 3, 4, 5], [6])
+
+
 def test_a_vocabulary_beyond_two_bytes_is_read_as_four(tmp_path: Path) -> None:
     ids = np.array([5, 70_000, 9], "<u4")
     ids.tofile(tmp_path / "t.bin")
