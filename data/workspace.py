@@ -74,6 +74,8 @@ def check_replaceable(output: Path, kind: FolderKind) -> None:
     Raises:
         ValueError: names the path, what is there, and what to do.
     """
+    if output.name in ("", ".."):  # the hidden folders beside it are named after it
+        raise ValueError(f"--output {output}: ends without a name; write it out: {output.resolve()}")
     check_folder(output, output.parent)
     if not is_free(output) and (obstacle := _foreign(output, kind)):
         raise ValueError(f"--output {output}: {obstacle}; nothing was replaced: choose another name, or move this away")

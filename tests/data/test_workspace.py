@@ -202,3 +202,14 @@ def test_where_nothing_can_be_written_the_output_is_named_and_no_hidden_folder(t
     (tmp_path / "file").touch()
     with pytest.raises(ValueError, match=r"^--output .*/file/corpus: .*/file is not a folder; choose another name"):
         new_folder(tmp_path / "file" / "corpus", KIND).__enter__()
+
+
+@pytest.mark.parametrize("output", [".", "inner/.."])
+def test_an_output_without_a_name_is_refused_before_anything_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output: str
+) -> None:
+    (tmp_path / "c" / "inner").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "c")
+    with pytest.raises(ValueError, match=rf"^--output {output}: ends without a name; write it out: /.*/c$"):
+        new_folder(Path(output), KIND).__enter__()
+    assert [path.name for path in (tmp_path / "c").rglob("*")] == ["inner"]
