@@ -10,6 +10,7 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import numpy as np
 from plumbline.data.corpus import fingerprint_of, folder_at, read_manifest
 from plumbline.data.heldout import HeldOut, UInt64s, as_before
 from plumbline.data.indexed import Int64s
+from plumbline.data.locks import is_held
 from plumbline.data.manifest import MANIFEST, Counts, FileRecord, HeldOutRecord, Manifest, SplitRecord
 from plumbline.data.preparation.duplicates import check_mode
 from plumbline.data.preparation.encoding import CHANGED, SPLITS
@@ -86,12 +88,33 @@ def append(
     if identity in before.request.get("appended", []):
         return Result(corpus, before, None)
     _check_new(corpus, before, identity, sources)
-    with resumed_folder(corpus, CORPUS, key_of({"to": before.model_dump(), "append": identity})) as folder:
+    key = key_of({"to": before.model_dump(), "append": identity})
+    with _alone(corpus), resumed_folder(corpus, CORPUS, key) as folder:
         manifest = finished(folder) or _fill(request, folder, before, identity)
         if read_manifest(corpus) != before:
             raise ValueError(f"--output {corpus}: was changed meanwhile; run the same command again")
         warn_of_share(manifest, fraction, "prepare all of the text together")
     return Result(corpus, manifest, time.monotonic() - started)
+
+
+@contextmanager
+def _alone(corpus: Path) -> Iterator[None]:
+    """Hold a lock of the manifest: of two appends that end together, one would replace what the other has added.
+
+    Raises:
+        ValueError: another process holds it.
+    """
+    try:
+        file = (corpus / MANIFEST).open("r+b")  # NFS locks no file that is open for reading alone
+    except PermissionError:  # another user's, which may be replaced where the folder around it may be written
+        yield
+        return
+    with file:
+        if is_held(file.fileno(), unknown=False):
+            raise ValueError(
+                f"--output {corpus}: another --append is at work on it; run this one again when it has ended"
+            )
+        yield
 
 
 def _identity(request: Request, before: Manifest) -> dict[str, Any]:

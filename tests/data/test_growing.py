@@ -22,6 +22,7 @@ from plumbline.data.preparation.verifying import checked_frequencies, verify
 from plumbline.data.prepare import Request, prepare
 from plumbline.data.sources import Sources
 from plumbline.data.streams import training_split
+from plumbline.data.workspace import publish_folder
 from plumbline.launcher.prepare import main
 from tests.data.made import opened_splits
 from tests.data.test_preparation import killed
@@ -189,6 +190,25 @@ def test_what_changes_while_it_is_appended_is_not(
     with pytest.raises(ValueError, match="the source changed while it was being read"):
         append(corpus, sources)
     assert files(corpus) == before
+    assert leftovers(tmp_path) == []
+
+
+def test_two_appends_at_once_do_not_lose_what_one_adds(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second one comes where the first has looked for changes, and not yet replaced the corpus."""
+    first, second = source(tmp_path / "1.jsonl", NEW[:50]), source(tmp_path / "2.jsonl", NEW[50:])
+
+    def publish(folder: Path, output: Path) -> None:
+        monkeypatch.undo()
+        with pytest.raises(ValueError, match=r"--output .*/c: another --append is at work on it; run this one again"):
+            append(corpus, second)
+        publish_folder(folder, output)
+
+    monkeypatch.setattr("plumbline.data.workspace.publish_folder", publish)
+    append(corpus, first)
+    append(corpus, second)
+    assert sum(split.documents for split in read_manifest(corpus).splits.values()) == len(OLD + NEW)
     assert leftovers(tmp_path) == []
 
 
