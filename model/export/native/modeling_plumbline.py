@@ -406,5 +406,6 @@ class PlumblineForCausalLM(PlumblinePreTrainedModel, GenerationMixin):
             logits = cap * torch.tanh(logits / cap)
         loss = None
         if labels is not None:
-            loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size)
+            # Trainer says here how many labels a step has, and then does not divide by its micro-batches itself
+            loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
         return CausalLMOutputWithPast(loss=loss, logits=logits, **{CACHE: getattr(outputs, CACHE)})
