@@ -328,9 +328,13 @@ class PlumblineModel(PlumblinePreTrainedModel):
         inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
         cache: Cache | None = None,
+        output_hidden_states: bool | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPast:
-        """Run the blocks on input_ids [B, T] or inputs_embeds [B, T, hidden_size]; the cache may have either name."""
+        """Run the blocks on input_ids [B, T] or inputs_embeds [B, T, hidden_size]; the cache may have either name.
+
+        Hidden states are what enters each block and, as in classes of transformers, the last one after the final norm.
+        """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give exactly one of input_ids and inputs_embeds")
         x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
@@ -350,9 +354,14 @@ class PlumblineModel(PlumblinePreTrainedModel):
         if self.config.value_residual:
             first: Any = self.layers[0]
             first_values = first.self_attn.values(first.norm(0, x))
+        keeps = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
+        kept: tuple[Tensor, ...] = ()
         for layer in self.layers:
+            kept = (*kept, x) if keeps else ()
             x = layer(x, mask, rotary, first_values, past_key_values=past_key_values, **kwargs)
-        return BaseModelOutputWithPast(last_hidden_state=self.norm(x), **{CACHE: past_key_values})
+        x = self.norm(x)
+        states = (*kept, x) if keeps else None
+        return BaseModelOutputWithPast(last_hidden_state=x, hidden_states=states, **{CACHE: past_key_values})
 
     def _mask(
         self, x: Tensor, attention_mask: Tensor | None, past_key_values: Cache | None, position_ids: Tensor
@@ -399,8 +408,8 @@ class PlumblineForCausalLM(PlumblinePreTrainedModel, GenerationMixin):
         `generate` only counts positions from the end of the padding if position_ids is a named argument here.
         """
         outputs = self.model(input_ids, attention_mask, position_ids, **kwargs)
-        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        logits = self.lm_head(outputs.last_hidden_state[:, kept])
+        places = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self.lm_head(outputs.last_hidden_state[:, places])
         cap = self.config.final_logit_softcapping
         if cap is not None:
             logits = cap * torch.tanh(logits / cap)
@@ -408,4 +417,5 @@ class PlumblineForCausalLM(PlumblinePreTrainedModel, GenerationMixin):
         if labels is not None:
             # Trainer says here how many labels a step has, and then does not divide by its micro-batches itself
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
-        return CausalLMOutputWithPast(loss=loss, logits=logits, **{CACHE: getattr(outputs, CACHE)})
+        passed = {"hidden_states": outputs.hidden_states, CACHE: getattr(outputs, CACHE)}
+        return CausalLMOutputWithPast(loss=loss, logits=logits, **passed)
