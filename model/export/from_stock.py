@@ -47,7 +47,11 @@ def from_stock(entries: Mapping[str, Any], weights: Weights, config: ModelConfig
         weights: fp32 weights by stock name.
         config: the decoder, equal to the section.
         multipliers: those that its forward pass applies.
+
+    Raises:
+        ValueError: see `check_skip`, or the weights are not those of the configuration.
     """
+    check_skip(config, multipliers)
     weights = {name.removeprefix("transformer."): weight for name, weight in weights.items()}
     weights = {name: weight for name, weight in weights.items() if not name.endswith(STORED_CONSTANT)}
     if config.tie_word_embeddings:
@@ -62,6 +66,20 @@ def from_stock(entries: Mapping[str, Any], weights: Weights, config: ModelConfig
         output=stock.output / multipliers.output,
     )
     return fold_multipliers(weights, config, missing)
+
+
+def check_skip(config: ModelConfig, multipliers: Multipliers) -> None:
+    """Refuse a factor on the stream that the parameterization changes with depth, since no weight can undo that.
+
+    Raises:
+        ValueError: names both factors and what to set.
+    """
+    if multipliers.skip != config.skip_gain:
+        raise ValueError(
+            f"skip_gain = {config.skip_gain:g} of the folder would become {multipliers.skip:g} by the "
+            "parameterization, and no weight can undo it: set parameterization.base_num_hidden_layers to "
+            f"{config.num_hidden_layers}, the layers of the folder, or a rule that does not scale with depth"
+        )
 
 
 def _gpt2_section(entries: Mapping[str, Any]) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from plumbline.launcher.runtime.system.collectives import gather_objects
 from plumbline.launcher.runtime.system.log import LOG
 from plumbline.launcher.runtime.system.world import World
 from plumbline.model.attention import attention_kind
-from plumbline.model.export.from_stock import from_stock
+from plumbline.model.export.from_stock import check_skip, from_stock
 from plumbline.model.parameterization.multipliers import multipliers
 from plumbline.model.parameterization.skeleton import parameter_shapes
 
@@ -41,7 +41,7 @@ def check(config: Config) -> None:
     """Refuse a folder of another model, before any weight is read. A run with checkpoints no longer needs the folder.
 
     Raises:
-        ValueError: names every key of the model section that differs.
+        ValueError: names every key of the model section that differs, or a skip gain that the parameterization changes.
     """
     spec = _asked_for(config)
     if spec is None:
@@ -61,6 +61,10 @@ def check(config: Config) -> None:
             f"train.initialize_from = {spec} is another model; set these keys to its values, or give model=null to "
             "take them all from there:\n" + "\n".join(lines)
         )
+    try:
+        check_skip(config.model, multipliers(config.model, config.parameterization))
+    except ValueError as error:
+        raise ValueError(f"train.initialize_from = {spec}: {error}") from error
 
 
 def check_tokenizer(config: Config, inputs: Inputs) -> None:

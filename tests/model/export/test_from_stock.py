@@ -221,3 +221,18 @@ def test_a_folder_of_our_own_code_says_nothing_of_a_scaling(make_model: MakeMode
     entries, _ = to_hugging_face("native", ours.config, ours.multipliers, dict(ours.named_parameters()))
     with pytest.raises(ValueError, match="rope_frequencies: a folder of our own code does not say by which rule"):
         model_section(entries)
+
+
+@torch.no_grad()
+def test_a_skip_gain_that_the_depth_would_change_is_refused(make_model: MakeModel) -> None:
+    """No weight can take a factor on the whole stream: it is the folder's own at the depth of the base alone."""
+    ours = make_model(skip_gain=0.8)
+    entries, stock = to_hugging_face("native", ours.config, ours.multipliers, dict(ours.named_parameters()))
+    config = ModelConfig.model_validate(model_section(entries))
+    for rule in ({"rule": "sp"}, {**SCALED, "gamma_0": 1.0, "base_num_hidden_layers": 3}):
+        model = CausalLM(config, multipliers(config, ParameterizationConfig.model_validate(rule))).eval()
+        model.load_state_dict(from_stock(entries, stock, config, model.multipliers))
+        torch.testing.assert_close(model(TOKENS), ours(TOKENS), rtol=1e-4, atol=1e-4)
+    applied = multipliers(config, ParameterizationConfig.model_validate(SCALED))
+    with pytest.raises(ValueError, match=r"skip_gain = 0.928.* set parameterization.base_num_hidden_layers to 3"):
+        from_stock(entries, stock, config, applied)
