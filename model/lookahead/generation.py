@@ -34,7 +34,8 @@ class Trigger:
             return number % int(self.value) == 0
         if self.kind == "probability":
             return bool(torch.rand((), generator=generator, device=logits.device) < self.value)
-        return bool(torch.distributions.Categorical(logits=logits).entropy() > self.value)
+        # Not validated: of logits that are nan or inf, `sample_token` has something better to say
+        return bool(torch.distributions.Categorical(logits=logits, validate_args=False).entropy() > self.value)
 
 
 @torch.no_grad()
@@ -183,7 +184,7 @@ def generate_verified(
         drafts: counters to update.
 
     Raises:
-        ValueError: as for `generate_thinking` and `check_verifiable`.
+        ValueError: as for `generate_thinking` and `check_verifiable`, or logits of a token are nan or inf.
     """
     check_verifiable(model)
     cache = _cache_for(model, prompt, max_new_tokens)
@@ -191,7 +192,7 @@ def generate_verified(
     drafts.text_passes += 1
     made = 0
     while True:
-        token = _logits(model, states).argmax(-1)  # [1]
+        token = _likeliest(model, states)
         yield token
         made += 1
         if made == max_new_tokens:
@@ -209,7 +210,7 @@ def generate_verified(
         drafts.text_passes += 1
         right = 0
         while right + 1 < proposal.size(1):
-            if _logits(model, read[:, right : right + 1]).argmax(-1) != proposal[:, right + 1]:
+            if _likeliest(model, read[:, right : right + 1]) != proposal[:, right + 1]:
                 break
             right += 1
             drafts.accepted += 1  # before yielding, since the caller may stop there
@@ -224,6 +225,11 @@ def _logits(model: CausalLM, states: Tensor) -> Tensor:
     """Map states [N, 1, D] to logits [N, V]."""
     logits: Tensor = model.lm_head(states, None, 0.0)[:, -1]
     return logits
+
+
+def _likeliest(model: CausalLM, states: Tensor) -> Tensor:
+    """Return the likeliest token [1] after a state [1, 1, D]."""
+    return sample_token(_logits(model, states), 0.0, None, None, None)
 
 
 def _memory(cache: list[LayerCache]) -> Memory:

@@ -155,3 +155,20 @@ def test_several_prompts_are_refused(make_model: MakeModel, enliven: Enliven) ->
         next(generate_thinking(model, look.thinker, False, prompts, 3, Trigger("first")))
     with pytest.raises(ValueError, match="one sequence at a time"):
         next(generate_verified(model, look.thinker, prompts, 3, Drafts()))
+
+
+@pytest.mark.parametrize("trigger", [None, Trigger("first"), Trigger("entropy", 0.5)], ids=str)
+def test_a_model_that_overflows_says_so_however_it_thinks(
+    make_model: MakeModel, enliven: Enliven, trigger: Trigger | None
+) -> None:
+    """Also with verified drafts: they are the plain model's continuation, which does not exist."""
+    model = make_model()
+    look = thinking(model, enliven)
+    with torch.no_grad():
+        model.lm_head.weight.mul_(3e38)
+    with pytest.raises(ValueError, match="the logits of the next token are nan or inf: the model overflows"):
+        _ = (
+            list(generate_verified(model, look.thinker, prompt_of(model), NEW, Drafts()))
+            if trigger is None
+            else decoded(model, look, trigger)
+        )
