@@ -6,7 +6,7 @@ attention  softmax; shaped: identity + softmax - uniform (arXiv 2306.17759, 2311
 
 Attention goes through transformers' attention interface, and everything but the head and its soft cap is in
 PlumblineModel, so that inference engines can substitute their own kernels. Shaped and mixing attention are exceptions:
-they need the values of all earlier tokens, and do not support padding.
+they need the values of all earlier tokens, and support neither padding nor packed documents.
 """
 
 import math
@@ -368,8 +368,12 @@ class PlumblineModel(PlumblinePreTrainedModel):
     ) -> Tensor | None:
         """Return the mask in the form that the attention interface expects."""
         kind = self.config.attention
-        if kind != "softmax" and attention_mask is not None and not attention_mask.all():
-            raise ValueError(f"attention = {kind} counts every position: no padding, run one length at a time")
+        if kind != "softmax":
+            is_padded = attention_mask is not None and not attention_mask.all()
+            if is_padded or (position_ids.diff() != 1).any():  # positions begin anew with each packed document
+                raise ValueError(
+                    f"attention = {kind} counts every position: no padding and no packed documents, run one text at a time"
+                )
         if kind == "mixing":
             return None
         make = create_causal_mask if self.config.sliding_window is None else create_sliding_window_causal_mask

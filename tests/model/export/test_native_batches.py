@@ -43,3 +43,21 @@ def test_earlier_tokens_are_read_by_either_name(make_model: MakeModel, tmp_path:
     whole, cache = model(input_ids=tokens).logits, DynamicCache(config=model.config)
     pieces = [model(input_ids=piece, use_cache=True, **{name: cache}).logits for piece in tokens.split([7, 5], dim=1)]
     torch.testing.assert_close(torch.cat(pieces, dim=1), whole, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["shaped", "mixing"])
+@torch.no_grad()
+def test_attention_that_counts_every_position_refuses_several_texts_in_a_row(
+    make_model: MakeModel, tmp_path: Path, kind: str
+) -> None:
+    """Softmax would keep packed documents apart by their positions; a mean over all earlier tokens would not."""
+    export(loaded(make_model(attention=kind, qk_norm="none"), tmp_path), tmp_path / "out", "native")
+    model: Any = load_model(tmp_path / "out", torch.device("cpu")).module
+    tokens = torch.arange(5, 17)[None]
+    positions = torch.tensor([[*range(5), *range(7)]])
+    mask = torch.ones_like(tokens)
+    mask[0, 0] = 0
+    assert model(input_ids=tokens, position_ids=torch.arange(12)[None], use_cache=False).logits.isfinite().all()
+    for inputs in ({"position_ids": positions, "use_cache": False}, {"attention_mask": mask}):
+        with pytest.raises(ValueError, match=f"attention = {kind} counts every position: no padding and no packed"):
+            model(input_ids=tokens, **inputs)
