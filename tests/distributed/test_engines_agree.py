@@ -5,7 +5,9 @@ One rank, with everything that asks an engine for something: evaluation, the mov
 
 from __future__ import annotations
 
+import gc
 import shutil
+import weakref
 from typing import TYPE_CHECKING
 
 import pytest
@@ -110,3 +112,16 @@ def test_the_objective_hears_of_every_step(tiny_config: Path, world: World) -> N
         (alpha,) = {m.alpha.item() for m in engine.model.modules() if isinstance(m, PrunedAttention)}
         alphas.append(alpha)
     assert alphas == [1.0, pytest.approx(4.5 + 3.5 * 0.5**0.5), 8.0]
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_a_closed_engine_leaves_memory(tiny_config: Path, world: World, stage: int) -> None:
+    """A worker of a sweep makes one engine after another."""
+    engine = DeepSpeedEngine(
+        load_config(tiny_config, [f"deepspeed.zero_stage={stage}", "deepspeed.precision=bf16"]), world
+    )
+    held = [weakref.ref(weight) for weight in (*engine.master_weights(), *engine.model.parameters())]
+    engine.close()
+    del engine
+    gc.collect()
+    assert not [reference for reference in held if reference() is not None]

@@ -207,6 +207,9 @@ class Engine(ABC):
             return torch.autocast(self.world.device.type, torch.bfloat16)
         return nullcontext()
 
+    def close(self) -> None:
+        """Let go of whatever keeps the weights in memory after this object; it cannot be used any more."""
+
     # What subclasses implement for `train_step` and evaluation
 
     @abstractmethod

@@ -297,6 +297,10 @@ class DeepSpeedEngine(Engine):
         self._engine.optimizer.clip_grad = self.config.optimizer.grad_clip * float(plain / base) if base > 0 else 0.0
         return base
 
+    def close(self) -> None:
+        """Remove DeepSpeed's hooks on the parameters, by which they keep each other where no collector finds them."""
+        self._engine.destroy()
+
     def _call(self, method: Callable[..., T], *arguments: Any) -> T:
         return self._engine(*arguments, through=method)  # type: ignore[no-any-return]
 

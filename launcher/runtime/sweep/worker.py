@@ -104,6 +104,8 @@ def run_cell(config: Config, world: World, stop: StopRequest, run: Run, keep_che
     except RunLockedError:
         return "elsewhere"
     gc.collect()  # an engine has reference cycles, and holds memory that the next one needs
+    if "torch._dynamo" in sys.modules:  # graphs of finished cells count towards the limit beyond which none is compiled
+        sys.modules["torch._dynamo"].reset()
     return outcome
 
 
