@@ -207,7 +207,7 @@ class Engine(ABC):
             return torch.autocast(self.world.device.type, torch.bfloat16)
         return nullcontext()
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - not every engine holds something
         """Let go of whatever keeps the weights in memory after this object; it cannot be used any more."""
 
     # What subclasses implement for `train_step` and evaluation

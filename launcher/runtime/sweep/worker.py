@@ -103,7 +103,8 @@ def run_cell(config: Config, world: World, stop: StopRequest, run: Run, keep_che
                 status.end(code, why)
     except RunLockedError:
         return "elsewhere"
-    gc.collect()  # an engine has reference cycles, and holds memory that the next one needs
+    for _ in range(2):  # an engine has reference cycles, some behind hooks that the first collection frees
+        gc.collect()
     if "torch._dynamo" in sys.modules:  # graphs of finished cells count towards the limit beyond which none is compiled
         sys.modules["torch._dynamo"].reset()
     return outcome

@@ -372,7 +372,7 @@ class PlumblineModel(PlumblinePreTrainedModel):
             is_padded = attention_mask is not None and not attention_mask.all()
             if is_padded or (position_ids.diff() != 1).any():  # positions begin anew with each packed document
                 raise ValueError(
-                    f"attention = {kind} counts every position: no padding and no packed documents, run one text at a time"
+                    f"attention = {kind} counts every position: no padding, no packed documents, run one text at a time"
                 )
         if kind == "mixing":
             return None

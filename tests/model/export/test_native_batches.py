@@ -59,5 +59,5 @@ def test_attention_that_counts_every_position_refuses_several_texts_in_a_row(
     mask[0, 0] = 0
     assert model(input_ids=tokens, position_ids=torch.arange(12)[None], use_cache=False).logits.isfinite().all()
     for inputs in ({"position_ids": positions, "use_cache": False}, {"attention_mask": mask}):
-        with pytest.raises(ValueError, match=f"attention = {kind} counts every position: no padding and no packed"):
+        with pytest.raises(ValueError, match=f"attention = {kind} counts every position: no padding, no packed"):
             model(input_ids=tokens, **inputs)
