@@ -23,6 +23,7 @@ def write_names(folder: Path, cells: Iterable[tuple[str, str]]) -> None:
         known = names.setdefault(signature, [])
         if text not in known:
             known.append(text)
+    folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / CELLS, names)
 
 
