@@ -122,7 +122,7 @@ def test_a_name_that_is_not_utf8_is_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("ending", ["parquet", "arrow", "jsonl.zst"])
 def test_a_name_that_pyarrow_does_not_open_is_no_damage(tmp_path: Path, ending: str) -> None:
-    (tmp_path / os.fsdecode(f"caf\xe9.{ending}".encode("latin-1"))).write_bytes(b"")
+    (tmp_path / os.fsdecode(f"caf\xe9.{ending}".encode("latin-1"))).write_bytes(b"-")
     with pytest.raises(ValueError, match=rf"{ending}: has a name that is not UTF-8, .*; rename it"):
         read(tmp_path)
 
