@@ -205,13 +205,12 @@ class Trainer:
         )
 
     def close(self) -> None:
-        """Flush the logs, end the watch and free the engine: a worker of a sweep makes the next one."""
+        """Flush the logs and end the watch."""
         self.status.enter("shutdown")
         self.watchdog.stop()
         self.chain.close(self.saver.writer.written)
         if self.log is not None:
             self.log.close()
-        self.engine.close()
 
     def _advance(self, reports: StepUnderWay, lr: float) -> None:
         """Move to the next step, whose results are not known yet."""

@@ -58,10 +58,12 @@ def train(
             trainer.status.enter("checkpoint")
             trainer.saver.writer.finish()
             trainer.chain.catch_up(trainer.saver.writer.written)
+            trainer.engine.close()
             raise
         finally:
             trainer.close()
     trainer.saver.writer.close()
+    trainer.engine.close()  # not after any error: it waits for the device, and a sum that others do not join never ends
     if trainer.local is not None:
         trainer.local.clear()  # the run folder has the last step by now
     return complete
