@@ -168,10 +168,12 @@ class ModelConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attri
             raise ValueError(
                 f"head_dim = {self.head_dim} is odd: rotary embedding rotates pairs, choose an even head_dim"
             )
-        stretched = self.rope_scaling is not None
-        if self.position_embedding != "rope" and (stretched or self.rope_theta != 10000.0):
-            key = "rope_scaling" if stretched else f"rope_theta = {self.rope_theta:g}"
-            raise ValueError(f"{key} needs position_embedding: rope (it is learned): remove it")
+        if self.position_embedding != "rope" and self.rope_scaling is not None:
+            raise ValueError("rope_scaling needs position_embedding: rope (it is learned): remove it")
+        if self.position_embedding != "rope" and self.rope_theta != type(self).model_fields["rope_theta"].default:
+            raise ValueError(
+                f"rope_theta = {self.rope_theta:g} needs position_embedding: rope (it is learned): remove it"
+            )
         if self.norm != "layernorm" and self.norm_bias:
             raise ValueError(f"norm_bias = true needs norm: layernorm ({self.norm} has no bias)")
         if self.qk_norm == "none" and (self.qk_norm_frozen or self.qk_norm_init != 1.0):

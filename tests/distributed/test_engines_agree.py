@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import shutil
 import weakref
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 import pytest
@@ -20,7 +21,10 @@ from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine
 from plumbline.launcher.runtime.engine.plain import PlainEngine
 from plumbline.launcher.runtime.run.folder import prepare_run_folder
 from plumbline.launcher.runtime.run.inputs import open_inputs
+from plumbline.launcher.runtime.system.signals import StopRequest
 from plumbline.launcher.runtime.system.world import World
+from plumbline.launcher.runtime.train.guards.guard import TrainingError
+from plumbline.launcher.runtime.train.train import train as train_run
 from plumbline.model.attention.pruned import PrunedAttention
 from tests.conftest import Run
 from tests.distributed.trainers import MakeEngine, make_trainer
@@ -126,3 +130,15 @@ def test_a_closed_engine_leaves_memory(tiny_config: Path, world: World, stage: i
     for _ in range(2):
         gc.collect()
     assert not [reference for reference in held if reference() is not None]
+
+
+@pytest.mark.parametrize("lr", [0.004, 1e38])
+def test_training_closes_its_engine_whether_it_ends_or_breaks_down(
+    tiny_config: Path, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lr: float
+) -> None:
+    closed: list[DeepSpeedEngine] = []
+    monkeypatch.setattr(DeepSpeedEngine, "close", lambda engine: closed.append(engine))
+    config = load_config(tiny_config, [f"optimizer.lr={lr}", "train.steps=6", f"run.root={tmp_path}"])
+    with nullcontext() if lr < 1 else pytest.raises(TrainingError):
+        assert train_run(config, open_inputs(config, world), world, StopRequest())
+    assert len(closed) == 1
