@@ -11,7 +11,7 @@ from plumbline.data.opening import open_source
 def same_past(old: DataConfig, new: DataConfig, step: int, drawn: Mapping[str, str], now: Mapping[str, str]) -> bool:
     """Return whether two mixtures draw the same samples before step `step`, whatever they do afterwards.
 
-    They may differ in later weights and limits, in sources that join later, and in where the corpora lie.
+    They may differ in later weights and limits, in sources that join later or were to, and in where the corpora lie.
 
     Args:
         old: The data section used until then.
@@ -21,16 +21,32 @@ def same_past(old: DataConfig, new: DataConfig, step: int, drawn: Mapping[str, s
         now: The same of `new`.
 
     Raises:
-        ValueError: a source of `old` is gone, and none of `new` has its name and its tokens.
+        ValueError: a source of `old` is gone that was drawn from, and none of `new` has its name and its tokens.
     """
     samples = new.batch_plan.samples_before(step)
-    old = old.model_copy(update={"train": list(_found_again(old, new, drawn, now)), "cache": new.cache})
+    entered = entered_before(old, step, drawn)
+    there = [source for name, source in zip(drawn, old.train, strict=True) if name in entered]
+    old = old.model_copy(update={"train": there})
+    old = old.model_copy(update={"train": list(_found_again(old, new, entered, now)), "cache": new.cache})
     histories = [_history(new, samples)]
     try:
         histories.append(_history(old, samples))
     except ValueError:  # its sources can no longer be read together
         return False
     return histories[0] == histories[1]
+
+
+def entered_before(data: DataConfig, step: int, fingerprints: Mapping[str, str]) -> dict[str, str]:
+    """Return the fingerprints, by name, of the sources on which what was drawn before step `step` depends.
+
+    All others have had no weight until then, and no change of it, which would have begun the cycle anew.
+    """
+    samples = data.batch_plan.samples_before(step)
+    return {
+        name: fingerprint
+        for (name, fingerprint), source in zip(fingerprints.items(), data.train, strict=True)
+        if source.weight or any(first < samples for first, _ in source.changes(data.sequence_length))
+    }
 
 
 def _history(config: DataConfig, samples: int) -> list[tuple[int, list[tuple[str, int, int]]]]:

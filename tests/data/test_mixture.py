@@ -16,7 +16,7 @@ from plumbline.data.corpus import Corpus
 from plumbline.data.loader import TrainBatches
 from plumbline.data.mixture import CYCLE, RAMP_STEPS, Mixture, OrderedSource, step_changes
 from plumbline.data.order import TrainOrder
-from plumbline.data.past import same_past
+from plumbline.data.past import entered_before, same_past
 
 MakePair = Callable[..., Corpus]
 
@@ -229,6 +229,21 @@ def test_the_past_of_a_mixture_is_what_a_resume_compares(make_pair: MakePair) ->
     assert not past(plain, data_of(a, b | {"max_epochs": 0.4}), 25)
     assert not past(plain, data_of(a, b, c), 25)
     assert not past(plain, data_of(a | {"weight": 2.0}, b), 25)
+
+
+def test_a_source_that_was_to_join_later_may_be_left_out_and_be_gone(make_pair: MakePair, tmp_path: Path) -> None:
+    a, b = ({"path": str(make_pair([900 + at], name).path)} for at, name in enumerate("ab"))
+    waits = b | {"weight": 0.0, "weight_changes": [{"tokens": 800, "weight": 1.0}]}
+    # A change of nothing to nothing begins the cycle anew, and so is part of the past
+    changed = b | {"weight": 0.0, "weight_changes": [{"tokens": 8, "weight": 0.0}, {"tokens": 800, "weight": 1.0}]}
+    old, new, drawn = data_of(a, waits), data_of(a), fingerprints(data_of(a, b))
+    assert entered_before(old, 25, drawn) == entered_before(new, 25, fingerprints(new)) == fingerprints(new)
+    assert entered_before(old, 26, drawn) == entered_before(data_of(a, changed), 25, drawn) == drawn
+    assert not same_past(old, new, 26, drawn, fingerprints(new))
+    move_pair(tmp_path / "b", tmp_path / "elsewhere" / "b")
+    assert same_past(old, new, 25, drawn, fingerprints(new))
+    with pytest.raises(ValueError, match=r"b \(.*/b\), which was trained on, cannot be opened"):
+        same_past(old, new, 26, drawn, fingerprints(new))
 
 
 def test_the_past_is_compared_where_the_batches_of_a_warm_up_fit_some_ranks_only(make_pair: MakePair) -> None:

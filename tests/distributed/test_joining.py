@@ -49,3 +49,24 @@ def test_a_source_that_joined_is_known_to_later_checkpoints(
     resume.check_resume(old, new, now, folder)
     with pytest.raises(CheckpointError, match=r"corpora: .*'more': '(?!0123)\w+'.* -> .*'more': '0123'"):
         resume.check_resume(old, new, now | {"more": "0123"}, folder)
+
+
+def test_a_source_that_was_to_join_later_may_be_left_out(
+    run_pretrain: Pretrain, tiny_config: Path, corpus: Path, world: World, tmp_path: Path
+) -> None:
+    """The checkpoint is that of step 2, after 512 tokens."""
+    joins = (
+        f"{{path: {write_pair(tmp_path / 'more', 40)}, weight: 0.0, weight_changes: [{{tokens: 512, weight: 1.0}}]}}"
+    )
+    both = f"data.train=[{{path: {corpus}}}, {joins}]"
+    outcome = run_pretrain(tiny_config, "waits", [both, "train.steps=2", "train.eval_interval=null"], ranks=1)
+    assert outcome.code == 0, outcome.stderr
+    folder = outcome.run.folder / "checkpoints" / "step_00000002"
+    assert list(read_manifest(folder)["corpora"]) == ["email", "more"]
+    old, new = config_in(folder), load_config(tiny_config, [f"data.train=[{{path: {corpus}}}]", "train.steps=4"])
+    now = open_inputs(new, world).fingerprints
+    for ending in (".bin", ".idx"):
+        (tmp_path / "more").with_suffix(ending).unlink()
+    resume.check_resume(old, new, now, folder)
+    with pytest.raises(CheckpointError, match="corpora: "):
+        resume.check_resume(old, new, {"email": "0123"}, folder)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from plumbline.data.damage import reading
 from plumbline.data.disk import is_file
-from plumbline.data.past import renamed, same_past
+from plumbline.data.past import entered_before, renamed, same_past
 from plumbline.data.skipped import NOTHING, SkippedData
 from plumbline.launcher.runtime.checkpoint import tensors
 from plumbline.launcher.runtime.checkpoint.local import LocalCheckpoints
@@ -285,7 +285,9 @@ def check_resume(
         CheckpointError: names each difference, or a missing source without which they cannot be determined.
     """
     manifest = read_manifest(folder)
+    drawn = manifest["corpora"]
     if old.data.train != new.data.train and _same_past(old, new, corpora, folder):
+        drawn = entered_before(old.data, _data_steps_drawn(folder), drawn)  # one that was to join may go
         old = old.model_copy(update={"data": old.data.model_copy(update={"train": new.data.train})})
     lines = [f"  {line}{_way_out(line)}" for line in differences(old, new, RESUMED)]
     total_steps = last_step(new)
@@ -294,9 +296,9 @@ def check_resume(
             f"{folder} is at step {manifest['step']}, beyond the {total_steps} that train.steps (or train.tokens) "
             "asks for: raise it, or give this run another run.name"
         )
-    known = {name: corpora.get(name) for name in manifest["corpora"]}
-    if manifest["corpora"] != known:  # the text at the same path may have changed
-        lines.append(f"  corpora: {manifest['corpora']!r} -> {known!r}{renamed(manifest['corpora'], corpora)}")
+    known = {name: corpora.get(name) for name in drawn}
+    if drawn != known:  # the text at the same path may have changed
+        lines.append(f"  corpora: {drawn!r} -> {known!r}{renamed(drawn, corpora)}")
     if lines:
         raise CheckpointError(f"{folder} was written by a run of other values; {remedy}:\n" + "\n".join(lines))
 
