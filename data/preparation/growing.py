@@ -32,7 +32,7 @@ from plumbline.data.preparation.manifest import (
     unigram_entropy,
     versions,
 )
-from plumbline.data.preparation.request import Request, key_of
+from plumbline.data.preparation.request import Request, check_workers, key_of
 from plumbline.data.preparation.shards import sum_of
 from plumbline.data.preparation.verifying import checked_frequencies
 from plumbline.data.prepare import Result, exists_already, warn_of_share
@@ -75,6 +75,7 @@ def append(
     """
     started = time.monotonic()
     check_mode(deduplicate)
+    check_workers(workers)
     before = _manifest_of(corpus)
     if before.held_out is None:  # of token files, or merged of parts with different rules
         raise ValueError(f"--output {corpus}: its parts were not split by one rule, so nothing can be appended to it")

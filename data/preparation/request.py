@@ -49,8 +49,7 @@ class Request:
             )
         if not 0 <= self.seed < 2**64:  # hashes take a 64-bit key
             raise ValueError(f"--seed {self.seed}: expected a whole number from 0 to 2^64 - 1")
-        if self.workers < 1:
-            raise ValueError(f"--workers {self.workers}: expected at least 1")
+        check_workers(self.workers)
         check_mode(self.deduplicate)
         check_tokenizer(self.tokenizer)
         if self.validation_fraction == 1 and trained_size(self.tokenizer):
@@ -78,6 +77,16 @@ class Request:
         }
         new = {"shard_bytes": self.shard_bytes, "deduplicate": self.deduplicate, "skip_bad": self.skip_bad}
         return identity | {key: value for key, value in new.items() if value}
+
+
+def check_workers(workers: int) -> None:
+    """Refuse a number of processes with which nothing can be done.
+
+    Raises:
+        ValueError: names the option and the least.
+    """
+    if workers < 1:
+        raise ValueError(f"--workers {workers}: expected at least 1")
 
 
 def tokenizer_identity(spec: str) -> dict[str, str | None]:

@@ -193,6 +193,11 @@ def test_what_changes_while_it_is_appended_is_not(
     assert leftovers(tmp_path) == []
 
 
+def test_nothing_is_appended_by_no_process(corpus: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="--workers -3: expected at least 1"):
+        append(corpus, source(tmp_path / "new.jsonl", NEW), workers=-3)
+
+
 def test_two_appends_at_once_do_not_lose_what_one_adds(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
