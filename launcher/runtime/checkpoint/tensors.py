@@ -15,7 +15,7 @@ to read a checkpoint.
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -99,8 +99,15 @@ def _is_finite(values: Tensor) -> Tensor:
 
 def _to_host(tensor: Tensor) -> Tensor:
     """Start copying a tensor to host memory, which is pinned for a GPU, and which torch reuses for the next save."""
-    host = torch.empty(tensor.shape, dtype=torch.float32, pin_memory=tensor.is_cuda)
-    return host.copy_(tensor.detach(), non_blocking=True)
+    return host_memory(tensor.shape, tensor.is_cuda).copy_(tensor.detach(), non_blocking=True)
+
+
+def host_memory(shape: Sequence[int], pinned: bool) -> Tensor:
+    """Return fp32 host memory of this shape: pinned if asked for, unless the machine pins no more (`ulimit -l`)."""
+    if pinned:
+        with suppress(RuntimeError):  # copies to other memory take longer; a broken device refuses them as well
+            return torch.empty(shape, dtype=torch.float32, pin_memory=True)
+    return torch.empty(shape, dtype=torch.float32)
 
 
 # -- resuming ----------------------------------------------------------------------------------------------------------

@@ -12,10 +12,12 @@ from plumbline.model.flops import training_flops_per_token
 
 # Dense bf16 peak of one GPU in TFLOP/s, from the vendors' data sheets; matched against the device name in this order
 PEAK_BF16_TFLOPS = {
+    "H200 NVL": 835.0,
     "H200": 989.0,
     "H100 PCIe": 756.0,
     "H100 NVL": 835.0,
     "H100": 989.0,
+    "GB200": 2500.0,
     "B200": 2250.0,
     "A100": 312.0,
     "L40S": 362.0,
@@ -66,16 +68,20 @@ class SpeedMeter:
         return {"tokens_per_second": speed, "mfu": None if self._peak_is_wrong else mfu}
 
 
+def known_tflops(device_name: str) -> float | None:
+    """Return the dense bf16 peak of a GPU in TFLOP/s, by the name that CUDA gives it, or None if it is not known."""
+    return next((tflops for known, tflops in PEAK_BF16_TFLOPS.items() if known in device_name), None)
+
+
 @cache  # a sweep's worker calls this for each cell
 def peak_flops(world: World, dtype: torch.dtype, given_tflops: float | None) -> float:
     """Return the peak FLOP/s of one rank's device: given, known by name, or measured (CPUs, other GPUs)."""
     if given_tflops is not None:
         return given_tflops * 1e12
     if world.device.type == "cuda" and dtype == torch.bfloat16:
-        name = torch.cuda.get_device_name(world.device)
-        for known, tflops in PEAK_BF16_TFLOPS.items():
-            if known in name:
-                return tflops * 1e12
+        known = known_tflops(torch.cuda.get_device_name(world.device))
+        if known is not None:
+            return known * 1e12
     size = 1024 if world.device.type == "cpu" else 8192
     a = torch.ones(size, size, device=world.device, dtype=dtype)
     best = float("inf")

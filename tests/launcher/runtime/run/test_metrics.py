@@ -19,7 +19,7 @@ from plumbline.launcher.runtime.system.world import World
 from plumbline.launcher.runtime.trackers.feed import Feed, History
 from plumbline.launcher.runtime.trackers.kind import TrackedRun
 from plumbline.launcher.runtime.trackers.tensorboard import TensorBoard
-from plumbline.launcher.runtime.train.speed import SpeedMeter
+from plumbline.launcher.runtime.train.speed import SpeedMeter, known_tflops
 from plumbline.model.flops import training_flops_per_token
 
 WORLD = World(rank=0, local_rank=0, size=2, device=torch.device("cpu"))
@@ -325,3 +325,8 @@ def test_environment_says_what_a_result_may_depend_on(monkeypatch: pytest.Monkey
     assert facts["world_size"] == 2
     assert facts["cpus"] >= 1
     assert {"command", "python", "git_commit", "git_dirty", "host", "platform", "memory_bytes", "gpus"} <= facts.keys()
+
+
+def test_the_peak_of_a_gpu_is_that_of_its_own_variant() -> None:
+    names = ("NVIDIA H200", "NVIDIA H200 NVL", "NVIDIA GB200", "NVIDIA B200", "NVIDIA H100 80GB HBM3", "NVIDIA T4")
+    assert [known_tflops(name) for name in names] == [989, 835, 2500, 2250, 989, None]
