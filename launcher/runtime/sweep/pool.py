@@ -143,7 +143,10 @@ def run_all(
 
 
 def _listen(worker: Worker, waiting: list[Cell], stop: StopRequest, tell: Report) -> None:
-    """Report how a worker's cell ended. A worker that died is replaced, and its cell counts as failed."""
+    """Report how a worker's cell ended. A worker that died is replaced, and its cell counts as failed.
+
+    So is one whose cell failed: the GPU may take no more work after such an error, and still holds the cell's memory.
+    """
     cell = worker.cell
     try:
         outcome = worker.listen()
@@ -163,6 +166,10 @@ def _listen(worker: Worker, waiting: list[Cell], stop: StopRequest, tell: Report
     worker.cell = None
     if cell is None or outcome is None:
         return
+    if outcome == "failed":
+        worker.end()
+        if not stop:
+            worker.start()
     if outcome == "stopped" and not stop:  # only this worker was asked to stop: another continues the cell
         waiting.insert(0, cell)
     else:

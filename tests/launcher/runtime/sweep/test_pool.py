@@ -103,3 +103,22 @@ def test_a_worker_that_never_starts_leaves_the_cells_to_the_others(
 def finish(config: Config, inputs: Inputs, world: World, stop: StopRequest, status: RunStatus) -> bool:
     """Finish at once."""
     return True
+
+
+def fail_in_the_first(config: Config, inputs: Inputs, world: World, stop: StopRequest, status: RunStatus) -> bool:
+    """Fail as on a GPU without memory, and write down the process of each cell."""
+    (config.run.folder / "process").write_text(str(os.getpid()))
+    if config.run.name == "first":
+        raise RuntimeError("out of memory")
+    return True
+
+
+def test_a_cell_that_failed_leaves_nothing_to_the_next(tiny_config: Path, tmp_path: Path, stop: StopRequest) -> None:
+    waiting = [cell_of(tiny_config, tmp_path, name) for name in ("first", "second", "third")]
+    told: list[str] = []
+    place = places(1, tmp_path / "log")
+    run_all(waiting, place, fail_in_the_first, False, stop, lambda _cell, outcome: told.append(outcome))
+    assert told == ["failed", "finished", "finished"]
+    assert (tmp_path / "first" / "error.txt").read_text().startswith("RuntimeError: out of memory")
+    first, second, third = ((tmp_path / cell.signature / "process").read_text() for cell in waiting)
+    assert first != second == third
