@@ -5,7 +5,6 @@ One rank, with everything that asks an engine for something: evaluation, the mov
 
 from __future__ import annotations
 
-import gc
 import shutil
 import weakref
 from contextlib import nullcontext
@@ -23,6 +22,7 @@ from plumbline.launcher.runtime.run.folder import prepare_run_folder
 from plumbline.launcher.runtime.run.inputs import open_inputs
 from plumbline.launcher.runtime.system.signals import StopRequest
 from plumbline.launcher.runtime.system.world import World
+from plumbline.launcher.runtime.train.garbage import collect_engine
 from plumbline.launcher.runtime.train.guards.guard import TrainingError
 from plumbline.launcher.runtime.train.train import train as train_run
 from plumbline.model.attention.pruned import PrunedAttention
@@ -118,7 +118,7 @@ def test_the_objective_hears_of_every_step(tiny_config: Path, world: World) -> N
     assert alphas == [1.0, pytest.approx(4.5 + 3.5 * 0.5**0.5), 8.0]
 
 
-@pytest.mark.parametrize("stage", [1, 2])
+@pytest.mark.parametrize("stage", [1, 2, 3])
 def test_a_closed_engine_leaves_memory(tiny_config: Path, world: World, stage: int) -> None:
     """A worker of a sweep makes one engine after another."""
     config = load_config(tiny_config, [f"deepspeed.zero_stage={stage}", "deepspeed.precision=bf16"])
@@ -127,8 +127,7 @@ def test_a_closed_engine_leaves_memory(tiny_config: Path, world: World, stage: i
     held = [weakref.ref(weight) for weight in (*engine.master_weights(), *engine.model.parameters())]
     engine.close()
     del engine
-    for _ in range(2):
-        gc.collect()
+    collect_engine()
     assert not [reference for reference in held if reference() is not None]
 
 

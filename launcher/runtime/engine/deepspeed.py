@@ -300,6 +300,7 @@ class DeepSpeedEngine(Engine):
     def close(self) -> None:
         """Remove DeepSpeed's hooks on the parameters, by which they keep each other where no collector finds them."""
         self._engine.destroy()
+        deepspeed_fixes.forget_modules(self._engine.module)
 
     def _call(self, method: Callable[..., T], *arguments: Any) -> T:
         return self._engine(*arguments, through=method)  # type: ignore[no-any-return]

@@ -41,6 +41,23 @@ def no_memory_reports() -> Iterator[None]:
         bf16_optimizer.see_memory_usage = report
 
 
+def forget_modules(model: nn.Module) -> None:
+    """Take a model out of what stage 3 keeps of all modules for as long as the process lives.
+
+    That is a list of those in the middle of their forward pass, which begins with the model, and a cache of which
+    parameters to release after each (0.19.8), from which other engines lose nothing that they cannot compute.
+    """
+    from deepspeed.runtime.zero.parameter_offload import FWD_MODULE_STACK
+    from deepspeed.runtime.zero.partitioned_param_coordinator import PartitionedParameterCoordinator
+
+    gone = set(model.modules())
+    FWD_MODULE_STACK[:] = [module for module in FWD_MODULE_STACK if module not in gone]
+    for method in vars(PartitionedParameterCoordinator).values():
+        for cell in getattr(method, "__closure__", None) or ():  # the cache lies within a decorator
+            if hasattr(cell.cell_contents, "cache_clear"):
+                cell.cell_contents.cache_clear()
+
+
 def average_in_fp32(zero: Any, ranks: int) -> None:
     """Make stage 2 divide gradients by the number of ranks after they are summed in fp32.
 

@@ -23,6 +23,7 @@ from plumbline.launcher.runtime.models.from_stock import fetch, initial_weights
 from plumbline.launcher.runtime.run.chain import Step, digest_of
 from plumbline.launcher.runtime.system.collectives import gather_objects
 from plumbline.launcher.runtime.system.world import World
+from plumbline.launcher.runtime.train import garbage
 from plumbline.launcher.runtime.train.chain import SummedDigests
 from plumbline.model.objectives.objective import Batch
 
@@ -62,6 +63,7 @@ class Replay:
             ValueError: the checkpoint or the stock model cannot be used.
         """
         if folder is None:
+            self.close()
             fetch(self.config, self.world)
             self._engine = make_engine(self.config, self.world, initial_weights(self.config))
             self.step = 0
@@ -69,6 +71,13 @@ class Replay:
         if self._engine is None:
             self._engine = make_engine(self.config, self.world, restored=True)
         self.step = resume.load(self._engine, folder).step
+
+    def close(self) -> None:
+        """Let go of the engine, so that another finds its memory free."""
+        if self._engine is not None:
+            self._engine.close()
+            self._engine = None
+            garbage.collect_engine()
 
     def batches(self) -> list[Batch]:
         """Return this rank's micro-batches of the next step."""

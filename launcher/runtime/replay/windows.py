@@ -142,6 +142,8 @@ def recompute(record: RunRecord, chosen: Sequence[Window], world: World) -> list
         config = window.config
         assert config is not None, "only windows whose configuration is kept are chosen"
         if replay is None or replay.config != config:
+            if replay is not None:
+                replay.close()
             replay = Replay(config, record.skipped, world)
         tolerance = tolerance_of(record, window, config, world)
         if tolerance is not None:

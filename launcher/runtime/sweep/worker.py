@@ -7,7 +7,6 @@ meanwhile, so any number of processes can work on one sweep, and has the status 
 """
 
 import contextlib
-import gc
 import os
 import shutil
 import signal
@@ -40,6 +39,7 @@ from plumbline.launcher.runtime.system.files import write_json, write_whole
 from plumbline.launcher.runtime.system.launch import restart_count
 from plumbline.launcher.runtime.system.signals import SIGNALS, StopRequest
 from plumbline.launcher.runtime.system.world import World, be_alone, read_world
+from plumbline.launcher.runtime.train import garbage
 from plumbline.launcher.runtime.train.guards.guard import TrainingError
 
 Run = Callable[[Config, Inputs, World, StopRequest, RunStatus], bool]  # as train() of train/train.py
@@ -103,8 +103,7 @@ def run_cell(config: Config, world: World, stop: StopRequest, run: Run, keep_che
                 status.end(code, why)
     except RunLockedError:
         return "elsewhere"
-    for _ in range(2):  # an engine has reference cycles, some behind hooks that the first collection frees
-        gc.collect()
+    garbage.collect_engine()
     if "torch._dynamo" in sys.modules:  # graphs of finished cells count towards the limit beyond which none is compiled
         sys.modules["torch._dynamo"].reset()
     return outcome

@@ -28,3 +28,9 @@ def collect(step: int | None = None) -> None:
     """Collect young objects: now, or if `step` is given, only at every STEPS steps."""
     if step is None or step % STEPS == 0:
         gc.collect(1)
+
+
+def collect_engine() -> None:
+    """Collect an engine that was closed: it has reference cycles, some behind hooks that the first collection frees."""
+    for _ in range(2):
+        gc.collect()
