@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,8 @@ from plumbline.data.skipped import NOTHING
 from plumbline.launcher.runtime.checkpoint.store import MANIFEST
 from plumbline.launcher.runtime.checkpoint.tensors import shard_name
 from plumbline.launcher.runtime.config.load import load_config
+from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine
+from plumbline.launcher.runtime.replay import steps
 from plumbline.launcher.runtime.replay.record import contradictions, read_record
 from plumbline.launcher.runtime.replay.steps import Replay, Stash
 from plumbline.launcher.runtime.replay.windows import recompute, windows
@@ -28,6 +31,7 @@ from tests.conftest import REPOSITORY, written
 from tests.damage import reseal
 
 if TYPE_CHECKING:
+    from plumbline.launcher.runtime.engine.base import Engine
     from plumbline.launcher.runtime.system.world import World
     from tests.conftest import Pretrain, Run, Start
 
@@ -346,6 +350,27 @@ def test_a_run_that_went_on_otherwise_is_verified_by_the_configuration_of_each_s
     record = read_record(config.run.folder)
     (verdict,) = recompute(record, windows(record), world)
     assert (verdict.window.first, verdict.window.last, verdict.steps, verdict.difference) == (0, 6, 6, None)
+
+
+def test_one_engine_at_a_time_is_held_where_configurations_differ(
+    tiny_config: Path, tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = load_config(tiny_config, [*SETTINGS, "train.steps=3", f"run.root={tmp_path}"])
+    assert train(config, open_inputs(config, world), world, StopRequest())
+    held: list[int] = [0]
+    make = steps.make_engine
+
+    def make_one(*arguments: Any, **named: Any) -> Engine:
+        held.append(held[-1] + 1)
+        return make(*arguments, **named)
+
+    monkeypatch.setattr(steps, "make_engine", make_one)
+    monkeypatch.setattr(DeepSpeedEngine, "close", lambda _engine: held.append(held[-1] - 1))
+    (window,) = windows(read_record(config.run.folder))
+    other = replace(window, config=config.model_copy(update={"run": config.run.model_copy(update={"name": "other"})}))
+    verdicts = recompute(read_record(config.run.folder), [window, other, window], world)
+    assert [verdict.difference for verdict in verdicts] == [None] * 3
+    assert held == [0, 1, 0, 1, 0, 1]
 
 
 def test_a_damaged_checkpoint_that_was_made_again_is_the_one_that_the_chain_names(
