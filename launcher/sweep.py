@@ -96,9 +96,10 @@ from plumbline.launcher.runtime.sweep.plan import Plan, load_plan, make_plan
 from plumbline.launcher.runtime.sweep.result import read_rows
 from plumbline.launcher.runtime.sweep.results import SweepSummary, check_same_cells, summarize, write_results
 from plumbline.launcher.runtime.sweep.slurm import write_submission
-from plumbline.launcher.runtime.sweep.training import intention, report_failed, runs_of, train
+from plumbline.launcher.runtime.sweep.training import intention, report_failed, runs_of, trackers_of, train
 from plumbline.launcher.runtime.system.log import LOG
 from plumbline.launcher.runtime.system.slurm import Request, describe_submission, require_sbatch, submit
+from plumbline.launcher.runtime.trackers import caution_of_trackers
 
 FAILED, ELSEWHERE = 1, 4  # exit codes
 
@@ -151,6 +152,8 @@ def queue(plan: Plan, arguments: argparse.Namespace) -> int:
     if not todo.runs:
         raise ValueError(f"{plan.sweep.folder}: all runs are finished, there is nothing to queue")
     require_sbatch(arguments.dry_run)
+    if unusable := caution_of_trackers(trackers_of(todo.runs)):
+        LOG.warning(unusable)
     request = Request(
         array=min(arguments.tasks, len(todo.runs)),
         gpus_per_task=arguments.gpus_per_task,

@@ -19,7 +19,7 @@ from plumbline.launcher.runtime.checkpoint.store import MANIFEST
 from plumbline.launcher.runtime.checkpoint.tensors import shard_name
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine
-from plumbline.launcher.runtime.replay import steps
+from plumbline.launcher.runtime.engine.make import make_engine
 from plumbline.launcher.runtime.replay.record import contradictions, read_record
 from plumbline.launcher.runtime.replay.steps import Replay, Stash
 from plumbline.launcher.runtime.replay.windows import recompute, windows
@@ -358,13 +358,12 @@ def test_one_engine_at_a_time_is_held_where_configurations_differ(
     config = load_config(tiny_config, [*SETTINGS, "train.steps=3", f"run.root={tmp_path}"])
     assert train(config, open_inputs(config, world), world, StopRequest())
     held: list[int] = [0]
-    make = steps.make_engine
 
     def make_one(*arguments: Any, **named: Any) -> Engine:
         held.append(held[-1] + 1)
-        return make(*arguments, **named)
+        return make_engine(*arguments, **named)
 
-    monkeypatch.setattr(steps, "make_engine", make_one)
+    monkeypatch.setattr("plumbline.launcher.runtime.replay.steps.make_engine", make_one)
     monkeypatch.setattr(DeepSpeedEngine, "close", lambda _engine: held.append(held[-1] - 1))
     (window,) = windows(read_record(config.run.folder))
     other = replace(window, config=config.model_copy(update={"run": config.run.model_copy(update={"name": "other"})}))

@@ -116,6 +116,17 @@ def test_a_time_limit_too_short_to_train_in_is_refused(run_submit: Submit, confi
     assert not (config.parent / "runs").exists()
 
 
+def test_trackers_that_a_job_of_this_environment_cannot_use_are_a_warning(
+    run_submit: Submit, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is no error: slurm/cluster.env may name another environment, or log in."""
+    monkeypatch.setitem(sys.modules, "trackio", None)
+    command = ("--config", config, "--nodes", "1", "--tasks-per-node", "1", "--dry-run")
+    assert "metrics.trackers" not in run_submit(*command, streams=True)
+    printed = run_submit(*command, "metrics.trackers=[trackio]", streams=True)
+    assert "warning: metrics.trackers = [trackio]: trackio cannot be imported: " in printed
+
+
 @pytest.mark.parametrize(
     ("nodes", "path", "warned"), [("2", "file://{}", True), ("1", "file://{}", False), ("2", "{}", False)]
 )

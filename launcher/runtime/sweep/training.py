@@ -11,7 +11,7 @@ from plumbline.launcher.runtime.sweep.worker import ERROR, Outcome, outcome_of, 
 from plumbline.launcher.runtime.system.deadline import watch_time_limit
 from plumbline.launcher.runtime.system.log import LOG
 from plumbline.launcher.runtime.system.signals import StopRequest
-from plumbline.launcher.runtime.trackers import check_trackers
+from plumbline.launcher.runtime.trackers import TrackerName, check_trackers
 
 Share = tuple[int, int]
 """(i, n): every n-th run, starting with the i-th."""
@@ -31,7 +31,7 @@ def train(plan: Plan, share: Share, workers: int | None, stop: StopRequest) -> l
     """
     LOG.info(intention(plan, share, workers))
     todo = plan.unfinished(runs_of(plan, share))
-    check_trackers(sorted({name for cell in todo for name in cell.config.metrics.trackers}))
+    check_trackers(trackers_of(todo))
     where = places(_workers_for(todo, workers), plan.sweep.folder / "workers.log")
     write_names(plan.sweep.folder, [(cell.signature, str(cell)) for cell in plan.cells])
     stop.defer()
@@ -70,6 +70,11 @@ def runs_of(plan: Plan, share: Share) -> list[Cell]:
     """Return the runs of a share."""
     first, step = share
     return plan.runs[first::step]
+
+
+def trackers_of(cells: list[Cell]) -> list[TrackerName]:
+    """Return the trackers that some cell's run asks for."""
+    return sorted({name for cell in cells for name in cell.config.metrics.trackers})
 
 
 def report_failed(cells: list[Cell]) -> bool:

@@ -34,3 +34,12 @@ def check_trackers(names: Iterable[TrackerName]) -> None:
         )
     for name in names:
         TRACKERS[name].check()
+
+
+def caution_of_trackers(names: Iterable[TrackerName]) -> str | None:
+    """Return a warning that a job would be refused for its trackers if its environment is the one here, or None."""
+    try:
+        check_trackers(names)
+    except ValueError as error:
+        return f"{error}; a job ends at its start for this, unless slurm/cluster.env gives it another environment"
+    return None

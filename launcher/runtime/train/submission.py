@@ -24,6 +24,7 @@ from plumbline.launcher.runtime.run.status_file import read_status
 from plumbline.launcher.runtime.system.log import LOG
 from plumbline.launcher.runtime.system.slurm import Request, log_file, next_number, write_script
 from plumbline.launcher.runtime.system.world import World
+from plumbline.launcher.runtime.trackers import caution_of_trackers
 from plumbline.launcher.runtime.train.checks import open_checked
 
 ABOUT = """\
@@ -71,6 +72,8 @@ def _cautions(config: Config, request: Request, inputs: Inputs) -> Iterator[str]
             "data.cache.path is not set: nodes that share their users' homes share one cache there, under one lock; "
             "give a folder on each node's own disk"
         )
+    if unusable := caution_of_trackers(config.metrics.trackers):
+        yield unusable
     try:
         status = read_status(config.run.folder)
     except (ValueError, OSError):  # the next start warns of it
