@@ -21,6 +21,7 @@ from transformers.masking_utils import create_causal_mask, create_sliding_window
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.utils import can_return_tuple
 
 from .configuration_plumbline import PlumblineConfig
 
@@ -319,6 +320,7 @@ class PlumblineModel(PlumblinePreTrainedModel):
         self.gradient_checkpointing = False
         self.post_init()
 
+    @can_return_tuple  # type: ignore[untyped-decorator]
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -398,6 +400,7 @@ class PlumblineForCausalLM(PlumblinePreTrainedModel, GenerationMixin):
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
 
+    @can_return_tuple  # type: ignore[untyped-decorator]
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -411,7 +414,7 @@ class PlumblineForCausalLM(PlumblinePreTrainedModel, GenerationMixin):
 
         `generate` only counts positions from the end of the padding if position_ids is a named argument here.
         """
-        outputs = self.model(input_ids, attention_mask, position_ids, **kwargs)
+        outputs = self.model(input_ids, attention_mask, position_ids, return_dict=True, **kwargs)
         places = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.lm_head(outputs.last_hidden_state[:, places])
         cap = self.config.final_logit_softcapping

@@ -1,4 +1,4 @@
-"""The states between the blocks, which classes of transformers return if they are asked for them."""
+"""What the native class returns besides logits, and in which form."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -34,3 +34,18 @@ def test_states_are_returned_where_they_are_asked_for(make_model: MakeModel, tmp
     options = {"max_new_tokens": 2, "do_sample": False, "pad_token_id": 0, "return_dict_in_generate": True}
     said = model.generate(tokens, output_hidden_states=True, **options)
     assert [len(each) for each in said.hidden_states] == [model.config.num_hidden_layers + 1] * 2
+
+
+@torch.no_grad()
+def test_a_tuple_is_returned_where_it_is_asked_for(make_model: MakeModel, tmp_path: Path) -> None:
+    export(loaded(make_model(), tmp_path), tmp_path / "out", "native")
+    model: Any = load_model(tmp_path / "out", torch.device("cpu")).module
+    tokens = torch.arange(5, 17)[None]
+    usual = model(input_ids=tokens, labels=tokens)
+    loss, logits, *_ = model(input_ids=tokens, labels=tokens, return_dict=False)
+    (state,) = model.model(input_ids=tokens, use_cache=False, return_dict=False)
+    assert torch.equal(loss, usual.loss)
+    assert torch.equal(logits, usual.logits)
+    assert torch.equal(model.lm_head(state), usual.logits)
+    model.config.return_dict = False
+    assert torch.equal(model(input_ids=tokens)[0], usual.logits)
