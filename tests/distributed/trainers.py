@@ -1,8 +1,6 @@
 """Make trainers for tests: without a status file, a watchdog that watches and checkpoints on the nodes."""
 
-from collections.abc import Callable, Mapping
-
-from torch import Tensor
+from collections.abc import Callable
 
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.base import Engine
@@ -14,10 +12,10 @@ from plumbline.launcher.runtime.system.world import World
 from plumbline.launcher.runtime.train.loop import Trainer
 from plumbline.launcher.runtime.train.watchdog import Watchdog
 
-MakeEngine = Callable[[Config, World, Mapping[str, Tensor] | None], Engine]
+MakeEngine = Callable[[Config, World], Engine]
 
 
 def make_trainer(config: Config, inputs: Inputs, world: World, make: MakeEngine = make_engine) -> Trainer:
     """Return a trainer at the start of a run, which nobody asks to stop."""
     watchdog = Watchdog(config.run.folder / "stacks", world, minutes=None)
-    return Trainer(config, inputs, world, StopRequest(), make, None, None, RunStatus(), watchdog)
+    return Trainer(make(config, world), inputs, StopRequest(), None, RunStatus(), watchdog)

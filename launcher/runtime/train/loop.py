@@ -9,20 +9,17 @@ the same numbers, to the last bit, as one that was never interrupted. A guard ma
 
 import math
 import time
-from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
 from torch.profiler import record_function
 
 from plumbline.launcher.runtime.checkpoint import resume
 from plumbline.launcher.runtime.checkpoint import store as checkpoint
 from plumbline.launcher.runtime.checkpoint.local import LocalCheckpoints
-from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.base import Engine, UpdateObserver
 from plumbline.launcher.runtime.engine.build import compiles
 from plumbline.launcher.runtime.engine.step_result import StepResult, StepUnderWay
@@ -37,7 +34,6 @@ from plumbline.launcher.runtime.system.collectives import from_main, main_works
 from plumbline.launcher.runtime.system.files import write_json
 from plumbline.launcher.runtime.system.log import LOG, TRAINING
 from plumbline.launcher.runtime.system.signals import StopRequest
-from plumbline.launcher.runtime.system.world import World
 from plumbline.launcher.runtime.train import garbage
 from plumbline.launcher.runtime.train.chain import ChainWriter
 from plumbline.launcher.runtime.train.diagnostics import StepObserver
@@ -59,12 +55,9 @@ class Trainer:
     """Train with an engine from the current step on, evaluating, logging and saving when each is due.
 
     Args:
-        config: the run.
-        inputs: its training and held-out batches.
-        world: this process among all; the process group must be up.
+        engine: the engine, which knows the configuration and this process among all.
+        inputs: the run's training and held-out batches.
         stop: set when the run is asked to stop.
-        make_engine: makes the engine from configuration, world and weights; users train with DeepSpeed.
-        weights: by name, instead of those that the seed draws; None to draw them.
         local: checkpoints on the nodes, if `checkpoint.local` enables them.
         status: status of the run.
         watchdog: watchdog of this process.
@@ -72,31 +65,27 @@ class Trainer:
 
     def __init__(
         self,
-        config: Config,
+        engine: Engine,
         inputs: Inputs,
-        world: World,
         stop: StopRequest,
-        make_engine: Callable[[Config, World, Mapping[str, Tensor] | None], Engine],
-        weights: Mapping[str, Tensor] | None,
         local: LocalCheckpoints | None,
         status: RunStatus,
         watchdog: Watchdog,
     ) -> None:
-        self.config, self.inputs, self.world, self.stop = config, inputs, world, stop
-        self.engine = make_engine(config, world, weights)
-        self.plan = self.engine.plan
-        self.status, self.watchdog = status, watchdog
-        self.evaluation = Evaluation(self.engine, inputs, stop, watchdog.beat)
+        config, world = engine.config, engine.world
+        self.config, self.plan, self.inputs, self.world, self.engine = config, engine.plan, inputs, world, engine
+        self.stop, self.status, self.watchdog = stop, status, watchdog
+        self.evaluation = Evaluation(engine, inputs, stop, watchdog.beat)
         self.rollbacks = Rollbacks(config, self.plan, inputs, world, local)
         self.state = checkpoint.TrainState(0, 0, 0, inputs.fingerprints, self.rollbacks.skipped)
         self.local = local
-        self.guards = make_guards(config.guards, self.plan, *engine_guards(config.guards, self.engine))
+        self.guards = make_guards(config.guards, self.plan, *engine_guards(config.guards, engine))
         self.stragglers = Stragglers(world)
         self.log: MetricsLog | None = None
         self.chain = ChainWriter(config.run.folder, world)
-        self.saver = Saver(config, self.engine, local, self.guards, self.chain, status, watchdog.beat)
+        self.saver = Saver(config, engine, local, self.guards, self.chain, status, watchdog.beat)
         self._meter = SpeedMeter(config, world, 0)
-        self._lines = StepLines(self.engine.model.objective.reports, self._meter)
+        self._lines = StepLines(engine.model.objective.reports, self._meter)
         self._unread: MadeStep | None = None
         self._stopping = False
 

@@ -97,8 +97,8 @@ def make_trainer(
         fetch(config, world)
         watchdog.beat("starting")
         weights = initial_weights(config)
-    make = partial(make_engine, restored=found is not None)
-    trainer = Trainer(config, inputs, world, stop, make, weights, local, status, watchdog)
+    engine = make_engine(config, world, weights, restored=found is not None)
+    trainer = Trainer(engine, inputs, stop, local, status, watchdog)
     if found is not None:
         watchdog.beat("reading the checkpoint")
         trainer.resume(found)
