@@ -22,9 +22,8 @@ def plot(summary: LrTransferSummary, path: Path) -> None:
         colours = shades(len(sizes))
         for axis, label in zip(row, labels, strict=True):
             for size, colour in zip(sizes, colours, strict=True):
-                found = curves[label].sizes.get(size)
-                if found is not None:
-                    _draw(axis, found, colour)
+                if label in curves and size in curves[label].sizes:  # grown both ways, only some labels may be
+                    _draw(axis, curves[label].sizes[size], colour)
             axis.set_xscale("log", base=2)
             axis.grid(alpha=0.3)
             axis.set_title(f"{label}: {family}", fontsize=10)

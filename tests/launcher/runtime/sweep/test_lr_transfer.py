@@ -312,6 +312,16 @@ def test_the_figure_is_drawn_whatever_is_missing(tmp_path: Path) -> None:
         assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_the_figure_is_drawn_where_only_one_curve_grows_both_ways(tmp_path: Path) -> None:
+    found = results(lambda x, *_: parabola(x, -8.0))
+    wider = [replace(cell, labels={"rule": "other"}) for cell in found if cell.hidden_size > 64]
+    both = [replace(cell, num_hidden_layers=8) for cell in found if cell.hidden_size == 128]
+    summary = summarize(SETTINGS, [*found, *wider, *both])
+    assert list(summary.shown["width x depth"]) == ["sp"]
+    plot(summary, tmp_path / "figure.png")
+    assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
+
+
 @pytest.mark.parametrize(
     ("settings", "change", "words"),
     [
