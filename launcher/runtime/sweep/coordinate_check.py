@@ -20,7 +20,7 @@ from plumbline.launcher.runtime.optim.optimizer import group_settings, make_opti
 from plumbline.launcher.runtime.run.inputs import Inputs
 from plumbline.launcher.runtime.run.status import RunStatus
 from plumbline.launcher.runtime.run.status_file import RESULT
-from plumbline.launcher.runtime.sweep.families import base_size, family_members, size_of, without_curves
+from plumbline.launcher.runtime.sweep.families import base_size, family_members, refuse_mixed, size_of, without_curves
 from plumbline.launcher.runtime.sweep.result import Result
 from plumbline.launcher.runtime.sweep.seed_means import mean, standard_error
 from plumbline.launcher.runtime.system.files import write_json
@@ -116,14 +116,15 @@ def check(settings: CoordinateCheckConfig | None, results: Sequence[Result]) -> 
     """Refuse cells that cannot be sorted into curves and sizes.
 
     Raises:
-        ValueError: no block coordinate_check, a cell without the axis of the curves, no common base size, or several
-            learning rates over one family of sizes.
+        ValueError: no block coordinate_check, a cell without the axis of the curves, no common base size, several
+            learning rates over one family of sizes, or two different runs at one point of a curve.
     """
     if settings is None:
         raise ValueError(without_curves("coordinate_check"))
     for family, curves in family_members(settings.curves, results).items():
         for cells in curves.values():
             _at_one_rate(cells, family)
+    refuse_mixed("coordinate_check", settings.curves, "optimizer.lr", results)
 
 
 def summarize(settings: CoordinateCheckConfig, results: Sequence[Result]) -> CoordinateCheckSummary:

@@ -1,6 +1,7 @@
 """Sort cells into families that differ from the base in width alone, in depth alone, or in both."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from plumbline.launcher.runtime.sweep.result import Result
 
@@ -76,6 +77,34 @@ def joint_members(axis: str, results: Sequence[Result]) -> dict[str, list[Result
         if sizes in (0, len(SIZES)):
             members.setdefault(str(result.labels[axis]), []).append(result)
     return members
+
+
+def refuse_mixed(kind: str, curves: str, axis: str, results: Sequence[Result]) -> None:
+    """Refuse two different runs at one point of a curve, of which only one would count.
+
+    Args:
+        kind: kind of the sweep.
+        curves: axis whose labels get a curve each, which every cell has.
+        axis: hyperparameter whose value is each result's `lr`.
+        results: the cells.
+
+    Raises:
+        ValueError: two runs differ in none of curve, width, depth, that hyperparameter and seed.
+    """
+    points: dict[tuple[Any, ...], Result] = {}
+    for result in results:
+        place = (
+            str(result.labels[curves]),
+            *(size_of(result, family) for family in SIZES),
+            result.lr,
+            result.seed,
+        )
+        other = points.setdefault(place, result)
+        if other.signature != result.signature:
+            raise ValueError(
+                f"{kind}: {other.labels} and {result.labels} differ in more than curve, width, depth, {axis} and seed; "
+                "keep those in sweeps of their own"
+            )
 
 
 def without_curves(kind: str) -> str:

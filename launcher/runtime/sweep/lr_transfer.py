@@ -17,10 +17,10 @@ from pydantic import BaseModel
 from plumbline.launcher.runtime.sweep.bootstrap import Interval, Intervals, intervals
 from plumbline.launcher.runtime.sweep.families import (
     JOINT,
-    SIZES,
     base_size,
     family_members,
     joint_members,
+    refuse_mixed,
     size_of,
     without_curves,
 )
@@ -181,20 +181,7 @@ def check(settings: LrTransferConfig | None, results: Sequence[Result]) -> None:
     results = _along(settings.axis, results)
     family_members(settings.curves, results)
     joint_members(settings.curves, results)
-    points: dict[tuple[Any, ...], Result] = {}
-    for result in results:
-        place = (
-            str(result.labels[settings.curves]),
-            *(size_of(result, family) for family in SIZES),
-            result.lr,
-            result.seed,
-        )
-        other = points.setdefault(place, result)
-        if other.signature != result.signature:
-            raise ValueError(
-                f"lr_transfer: {other.labels} and {result.labels} differ in more than curve, width, depth, "
-                f"{settings.axis or 'optimizer.lr'} and seed; keep those in sweeps of their own"
-            )
+    refuse_mixed("lr_transfer", settings.curves, settings.axis or "optimizer.lr", results)
 
 
 def summarize(settings: LrTransferConfig, results: Sequence[Result]) -> LrTransferSummary:

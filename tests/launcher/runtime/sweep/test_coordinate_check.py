@@ -174,3 +174,17 @@ def test_cells_that_one_picture_cannot_hold_are_refused() -> None:
     with pytest.raises(ValueError, match=r"optimizer\.lr: 0\.01, 0\.1 for one width check; keep them in sweeps apart"):
         check(SETTINGS, other_rate)
     check(SETTINGS, results())
+
+
+def test_runs_that_differ_in_an_axis_that_no_picture_shows_are_refused() -> None:
+    decays = (0.0, 0.1)
+    mixed = [
+        replace(cell, labels={**cell.labels, "optimizer.weight_decay": decay}, signature=f"{number} at {decay}")
+        for decay in decays
+        for number, cell in enumerate(results())
+    ]
+    with pytest.raises(
+        ValueError, match=r"coordinate_check: .* differ in more than curve, width, depth, optimizer\.lr"
+    ):
+        check(SETTINGS, mixed)
+    check(SETTINGS, mixed[: len(results())])
