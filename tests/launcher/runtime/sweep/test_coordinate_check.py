@@ -84,6 +84,17 @@ def test_every_gate_is_held_against_its_slope() -> None:
     assert "FAILS" in text
 
 
+def test_runs_that_end_before_a_gate_do_not_pass() -> None:
+    cells = [cell for cell in results() if cell.labels["rule"] == "grows"]
+    for cell in cells:
+        assert cell.outcome.result is not None
+        recorded = cell.outcome.result["coordinates"]
+        recorded["1"]["change/block"] = 1 / cell.num_hidden_layers  # the one gate over depth before step 10
+        del recorded["10"]
+    verdicts = [line.strip() for line in lines(summarize(SETTINGS, cells)) if line.startswith(" " * 61)]
+    assert verdicts == ["FAILS", "ends before 10"]
+
+
 def test_the_document_has_the_keys_it_always_had() -> None:
     cells = []
     for width, value in ((32, 1.0), (64, 2.0)):
