@@ -243,6 +243,7 @@ def write_results(
         write_json_lines(sweep.folder / RESULTS, (result.to_json() for result in results))
         write_json(sweep.folder / SUMMARY, summary.to_json())
         write_whole(sweep.folder / LINES, "\n".join(sweep.how.lines(summary.found)) + "\n")
+        (sweep.folder / FIGURE).unlink(missing_ok=True)  # it may show another kind, or cells of an earlier file
         if sweep.how.plot is not None:
             sweep.how.plot(summary.found, sweep.folder / FIGURE)
     return summary

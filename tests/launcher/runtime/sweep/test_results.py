@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from plumbline.launcher.runtime.sweep.cells import Cell
+from plumbline.launcher.runtime.sweep.config import parse_sweep
 from plumbline.launcher.runtime.sweep.plan import Plan, make_plan
 from plumbline.launcher.runtime.sweep.result import Outliers, read_rows
 from plumbline.launcher.runtime.sweep.results import (
@@ -189,3 +190,13 @@ def test_results_are_over_all_seeds_that_were_begun(tiny_config: Path, tmp_path:
     rows = [json.loads(line) for line in (first.sweep.folder / "results.jsonl").read_text().splitlines()]
     assert sorted(row["loss"] for row in rows if row["seed"] == 1) == [2.0, 3.0]
     assert write_of(first) == both, "whichever seeds are asked for"
+
+
+def test_no_figure_of_another_kind_stays(tiny_config: Path, tmp_path: Path) -> None:
+    plain = make_plan(small_sweep(tiny_config, tmp_path), [])
+    other = {"kind": "comparison", "comparison": {"variants": "optimizer.lr"}}
+    compared = parse_sweep({**plain.sweep.model_dump(), **other}, "s.yaml")
+    write_results(compared, plain.cells)
+    assert (plain.sweep.folder / "summary.png").is_file()
+    write_of(plain)
+    assert not (plain.sweep.folder / "summary.png").exists()
