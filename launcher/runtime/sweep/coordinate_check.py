@@ -117,10 +117,17 @@ def check(settings: CoordinateCheckConfig | None, results: Sequence[Result]) -> 
 
     Raises:
         ValueError: no block coordinate_check, a cell without the axis of the curves, no common base size, several
-            learning rates over one family of sizes, or two different runs at one point of a curve.
+            learning rates over one family of sizes, two different runs at one point of a curve, or a result of another
+            kind of sweep.
     """
     if settings is None:
         raise ValueError(without_curves("coordinate_check"))
+    for cell in results:
+        if cell.outcome.result is not None and "coordinates" not in cell.outcome.result:
+            raise ValueError(
+                f"coordinate_check: {cell.run} was trained by a sweep of another kind, and its result has no "
+                "coordinates; give this sweep a name of its own, or the rows of a coordinate check"
+            )
     for family, curves in family_members(settings.curves, results).items():
         for cells in curves.values():
             _at_one_rate(cells, family)

@@ -173,7 +173,12 @@ def _records(file: Path) -> list[dict[str, Any]]:
 
 
 def summarize(sweep: SweepConfig, results: Sequence[Result]) -> SweepSummary:
-    """Return the kind's summary of the results, and the number of runs per outcome."""
+    """Return the kind's summary of the results, and the number of runs per outcome.
+
+    Raises:
+        ValueError: the results lack what this kind needs, such as those of another sweep.
+    """
+    sweep.how.check(sweep.settings, results)
     return SweepSummary(
         name=sweep.name,
         kind=sweep.kind,

@@ -199,3 +199,9 @@ def test_runs_that_differ_in_an_axis_that_no_picture_shows_are_refused() -> None
     ):
         check(SETTINGS, mixed)
     check(SETTINGS, mixed[: len(results())])
+
+
+def test_the_result_of_another_kind_of_sweep_is_refused() -> None:
+    trained = replace(results()[0], run="runs/a", outcome=RunOutcome("finished", result={"step": 4, "eval/a/loss": 3}))
+    with pytest.raises(ValueError, match=r"coordinate_check: runs/a was trained by a sweep of another kind"):
+        check(SETTINGS, [trained, *results()[1:]])

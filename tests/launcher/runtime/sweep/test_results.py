@@ -200,3 +200,14 @@ def test_no_figure_of_another_kind_stays(tiny_config: Path, tmp_path: Path) -> N
     assert (plain.sweep.folder / "summary.png").is_file()
     write_of(plain)
     assert not (plain.sweep.folder / "summary.png").exists()
+
+
+def test_rows_of_another_sweep_are_refused(tiny_config: Path, tmp_path: Path) -> None:
+    plain = make_plan(small_sweep(tiny_config, tmp_path), [])
+    write_of(plain)
+    rows = read_rows(plain.sweep.folder / "results.jsonl")
+    for settings, words in ((None, "comparison: missing"), ({"variants": "rule"}, "no such axis, only optimizer.lr")):
+        other = {"kind": "comparison", "comparison": settings}
+        compared = parse_sweep({**plain.sweep.model_dump(), **other}, "s.yaml")
+        with pytest.raises(ValueError, match=words):
+            summarize(compared, rows)
