@@ -16,7 +16,8 @@ def axes_at_end(
         points: the same for every point of the grid, including `best`.
     """
     for axis, value in best.items():
-        line = [point.get(axis) for point in points if {**point, axis: None} == {**best, axis: None}]
+        others = [point for point in points if axis in point]  # points of another grid may lack the axis
+        line = [point[axis] for point in others if {**point, axis: None} == {**best, axis: None}]
         if len(line) > 1 and all(type(other) in (int, float) for other in line):
             tried = [float(str(other)) for other in line]
             if float(str(value)) in (min(tried), max(tried)):

@@ -29,3 +29,13 @@ def test_a_best_at_the_end_of_its_grid_is_named() -> None:
     assert len(list(lines(summarize(None, [*results, cell(2.3, 0.1)])))) == 1 + 6
     assert len(list(lines(summarize(None, [*results, cell(None, 0.1)])))) == 1 + 6, "beyond it a run diverged"
     assert len(list(lines(summarize(None, [cell(None, 0.1), cell(None, 0.2)])))) == 1 + 2
+
+
+def test_a_best_at_the_end_of_an_axis_that_another_grid_lacks_is_named() -> None:
+    of_rates = [make_result({"lr": rate}, 1, RunOutcome(loss=loss)) for rate, loss in ((0.1, 3.0), (0.2, 2.5))]
+    of_decays = [
+        make_result({"lr": 0.2, "decay": decay}, 1, RunOutcome(loss=loss)) for decay, loss in ((0.1, 2.2), (0.2, 2.0))
+    ]
+    assert list(lines(summarize(None, [*of_rates, *of_decays])))[-1] == (
+        "the best has the largest decay of its grid: a wider grid may hold a better one"
+    )
