@@ -21,11 +21,13 @@ from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.plan import last_step, plan_run
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.config.yaml_files import escape
-from plumbline.launcher.runtime.run.inputs import open_inputs
+from plumbline.launcher.runtime.run.inputs import Inputs, open_inputs
 from plumbline.launcher.runtime.sweep.config import OURS, GridConfig, SweepConfig, Values, axis_keys
+from plumbline.launcher.runtime.sweep.kinds import Kind
 from plumbline.launcher.runtime.sweep.result import Label
 from plumbline.launcher.runtime.system.files import key_of
 from plumbline.launcher.runtime.system.world import World
+from plumbline.launcher.runtime.train.checks import open_checked
 from plumbline.model.flops import training_flops_per_token
 from plumbline.model.parameterization.multipliers import multipliers
 
@@ -81,7 +83,7 @@ def expand(sweep: SweepConfig, base: Path, overrides: list[str]) -> list[Cell]:
             given = [*_as_overrides({**sweep.set, "run.name": "cell"}), *overrides, *_as_overrides(values)]
             try:
                 config = load_config(base, given)
-                corpora = open_inputs(config, World(0, 0, 1, torch.device("cpu"))).fingerprints
+                corpora = _open(config, sweep.how).fingerprints
             except ValueError as error:
                 raise ConfigError(f"cell {_text(labels)}: {error}") from error
             effect = _effect(config)
@@ -117,6 +119,18 @@ def _points(grid: GridConfig) -> Iterator[tuple[dict[str, Label], Values]]:
 
 def _text(labels: dict[str, Label]) -> str:
     return " ".join(f"{axis}={label}" for axis, label in labels.items())
+
+
+def _open(config: Config, how: Kind[Any]) -> Inputs:
+    """Return what a cell reads, after the checks with which its run would start."""
+    alone = World(0, 0, 1, torch.device("cpu"))
+    branch = config.schedule.branch
+    if branch is not None and branch.from_step is None:
+        raise ConfigError(
+            f"schedule.branch.checkpoint = {branch.checkpoint}: a sweep does not look for the newest checkpoint of a "
+            "run, which may change while it trains: start each branch by pretrain.py"
+        )
+    return open_checked(config, plan_run(config), alone) if how.follows_schedule else open_inputs(config, alone)
 
 
 def _as_overrides(values: Values) -> list[str]:

@@ -227,6 +227,11 @@ def test_a_sweep_can_be_run_seed_by_seed() -> None:
         ({"set": {"optimizer.lrr": 3}}, "cell rule=sp size=base optimizer.lr=0.001: "),
         ({"set": {"optimizer.lrr": 3}}, "optimizer.lrr = 3: unknown key; did you mean lr?"),
         ({"set": {"data.train": [{"path": "nowhere"}]}}, "nowhere"),
+        (
+            {"set": {"schedule.warmup": "30 steps"}},
+            "cell rule=sp size=base optimizer.lr=0.001: schedule.warmup = 30 steps",
+        ),
+        ({"set": {"schedule.branch": {"checkpoint": "runs/a", "steps": 5}}}, "start each branch by pretrain.py"),
         ({"grids": []}, "grids = []"),
         ({"optimizer.lr": 0.001}, "optimizer.lr belongs under set:, for all cells, or into the axes of an entry"),
         ({"grids": [{"axes": {"lr": [1]}}]}, "lr = [1]: an axis with a list of values is a config key"),
