@@ -54,6 +54,7 @@ from plumbline.launcher.runtime.report import page as run_page
 from plumbline.launcher.runtime.report.html import START
 from plumbline.launcher.runtime.report.overlay import By
 from plumbline.launcher.runtime.sweep import page as sweep_page
+from plumbline.launcher.runtime.sweep.names import CELLS
 from plumbline.launcher.runtime.sweep.results import RESULTS
 from plumbline.launcher.runtime.system.files import write_whole
 
@@ -92,6 +93,11 @@ def make_page(folders: list[Path], by: By) -> Page:
     (folder,) = folders
     if (folder / RESULTS).is_file():
         return sweep_page.make(folder)
+    if (folder / CELLS).is_file():
+        raise ValueError(
+            f"{folder}: a sweep without {RESULTS}, which is written once its runs have ended; `sweep.py --config FILE "
+            "--summarize` writes what there is so far"
+        )
     return quantization.make(folder) if (folder / ROWS).is_file() else run_page.make(folder)
 
 

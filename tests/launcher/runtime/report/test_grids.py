@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from plumbline.launcher import report
 from plumbline.launcher.runtime.quantize.damage import Damage
 from plumbline.launcher.runtime.quantize.facts import CheckpointFacts
 from plumbline.launcher.runtime.quantize.row import PostBits, Rounding, Row, TextSettings
@@ -18,6 +19,7 @@ from plumbline.launcher.runtime.report.figures import short, smooth
 from plumbline.launcher.runtime.sweep import page as sweep_page
 from plumbline.launcher.runtime.sweep.axis_plot import by_axis
 from plumbline.launcher.runtime.sweep.grid import summarize
+from plumbline.launcher.runtime.sweep.names import write_names
 from plumbline.launcher.runtime.sweep.result import Result, RunOutcome
 from plumbline.launcher.runtime.system.files import write_json_lines
 from tests.launcher.runtime.report.pages import Page
@@ -88,6 +90,12 @@ def test_a_sweep_without_runs_here_is_a_page_of_its_rows(sweep: Path) -> None:
     shown = Page(sweep_page.make(sweep)[0])
     assert shown.titles == ["Sweep", "Points", "Loss over each axis", "Failed runs"]
     assert shown.facts["kind"] == "unknown"
+
+
+def test_a_sweep_that_has_no_results_yet_says_how_to_write_them(tmp_path: Path) -> None:
+    write_names(tmp_path / "rates", [("a", "optimizer.lr=0.1 seed=1")])
+    with pytest.raises(ValueError, match=r"rates: a sweep without results\.jsonl, .* --summarize` writes"):
+        report.make_page([tmp_path / "rates"], "tokens")
 
 
 def test_a_damaged_row_of_a_sweep_is_named(sweep: Path) -> None:
