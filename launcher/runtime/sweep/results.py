@@ -237,7 +237,7 @@ def write_results(
         known = {signature: row.outcome for signature, row in {**earlier, **latest}.items()}
         results = read_results(cells, {**known, **elsewhere})
         if seeds is not None:
-            begun = {result.seed for result in results if result.outcome.status in FINISHED}
+            begun = {result.seed for result in results if result.outcome.status != "pending"}
             results = [result for result in results if result.seed in begun.union(seeds)]
         summary = summarize(sweep, results)
         ours = {cell.signature for cell in cells}

@@ -192,6 +192,14 @@ def test_results_are_over_all_seeds_that_were_begun(tiny_config: Path, tmp_path:
     assert write_of(first) == both, "whichever seeds are asked for"
 
 
+def test_a_seed_whose_runs_failed_stays_in_the_results(tiny_config: Path, tmp_path: Path) -> None:
+    file = small_sweep(tiny_config, tmp_path)
+    first, second = (make_plan(file, [], seeds=[seed]) for seed in (1, 2))
+    first.runs[0].config.run.folder.mkdir(parents=True)
+    (first.runs[0].config.run.folder / "error.txt").write_text("RuntimeError: broken\n")
+    assert write_of(second).runs == {"failed": 1, "pending": 3}
+
+
 def test_no_figure_of_another_kind_stays(tiny_config: Path, tmp_path: Path) -> None:
     plain = make_plan(small_sweep(tiny_config, tmp_path), [])
     other = {"kind": "comparison", "comparison": {"variants": "optimizer.lr"}}
