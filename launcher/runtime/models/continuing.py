@@ -127,18 +127,25 @@ class TextStream:
         return more
 
     def rest(self) -> str:
-        """Return the text that was not returned yet."""
-        return text_after(self._tokenizer, self._tokens[: self._given], self._tokens[self._given :])
+        """Return the text that was not returned yet.
+
+        Decoded alone, tokens may lose their first space, as with Llama-2 and Mistral. A character that the tokens
+        before leave incomplete counts as not returned.
+        """
+        tokens = self._tokens[self._given :]
+        before, whole = map(self._decode, (self._tokens[: self._given], self._tokens))
+        more = whole[len(commonprefix([before, whole])) :]  # noqa: RUF071 - of characters, not of paths
+        # Byte fallback decodes a run of bytes as a whole: half a character also spoils those before it
+        return self._decode(tokens) if more.startswith("\ufffd") and len(before) + len(more) > len(whole) else more
+
+    def _decode(self, tokens: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(tokens, skip_special_tokens=True))
 
 
 def text_after(tokenizer: Any, before: Sequence[int], tokens: Sequence[int]) -> str:
-    """Return the text that tokens add to the text of those before them; special tokens add none.
-
-    Decoded alone they may lose their first space, as with Llama-2 and Mistral. A character that the tokens before leave
-    incomplete counts as added.
-    """
-    texts = [tokenizer.decode([*before, *more], skip_special_tokens=True) for more in ([], tokens)]
-    return str(texts[1][len(commonprefix(texts)) :])  # noqa: RUF071 - of characters, not of paths
+    """Return the text that tokens add to the text of those before them, as `TextStream`; special tokens add none."""
+    stream = TextStream(tokenizer, before)
+    return "".join([*map(stream.add, tokens), stream.rest()])
 
 
 def tokens_of(tokenizer: Any, text: str) -> list[Any]:

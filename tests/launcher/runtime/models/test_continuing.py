@@ -81,6 +81,20 @@ def test_what_ends_in_half_a_character_is_given_at_the_end(folder: Path) -> None
     assert stream.rest() == "\ufffd"
 
 
+@pytest.mark.parametrize("prompt", ["", "の"])
+@pytest.mark.parametrize("more", ["", "a"])
+def test_half_a_character_spoils_none_before_it(folder: Path, prompt: str, more: str) -> None:
+    """Byte fallback would decode the run of bytes as a whole."""
+    reader = tokenizer(folder, "train-unigram:400")
+    before, whole, after = (reader.encode(text, add_special_tokens=False) for text in (prompt, "漢字", more))
+    tokens = [*whole[:-1], *after]
+    assert "漢" not in reader.decode(tokens)
+    stream = TextStream(reader, before)
+    assert "".join([*map(stream.add, tokens), stream.rest()]) == f"漢\ufffd\ufffd{more}"
+    assert text_after(reader, before, tokens) == f"漢\ufffd\ufffd{more}"
+    assert text_after(reader, whole, tokens[:1]) == "\ufffd"
+
+
 @pytest.mark.parametrize("half", [1, 2, 3])
 def test_a_character_that_a_prompt_begins_is_given_whole(folder: Path, half: int) -> None:
     reader, character = tokenizer(folder, "byte"), "😀".encode()
