@@ -25,7 +25,7 @@ from plumbline.data.damage import reading
 from plumbline.data.disk import naming_full_disk, number_of
 from plumbline.data.hub import is_reachable
 from plumbline.data.manifest import MANIFEST
-from plumbline.data.tokenizers import CONFIG, TOKENIZER, byte_vocabulary, load_tokenizer, read_config
+from plumbline.data.tokenizers import CONFIG, TOKENIZER, byte_vocabulary, check_words, load_tokenizer, read_config
 
 EOS = "<|endoftext|>"
 GENERIC_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")  # the name before and since transformers 5
@@ -228,6 +228,7 @@ def _adopt(spec: str, folder: Path) -> None:
     try:
         with reading(f"--tokenizer {spec}"):
             tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False, local_files_only=here)
+            check_words(tokenizer)
     except ValueError as error:
         if here and is_of_hub:
             raise ConnectionError(

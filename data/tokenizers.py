@@ -35,6 +35,21 @@ FILES = (  # files of any tokenizer that transformers saves
 )
 
 
+def holds_tokenizer(folder: Path) -> bool:
+    """Return whether a folder holds any file of a tokenizer."""
+    return any(file for pattern in FILES for file in folder.glob(pattern))
+
+
+def check_words(tokenizer: Any) -> None:
+    """Refuse the empty tokenizer that transformers makes up for a model whose folder lacks the vocabulary.
+
+    Raises:
+        ValueError: it has special tokens alone.
+    """
+    if tokenizer.get_vocab().keys() <= set(tokenizer.all_special_tokens):
+        raise ValueError("it knows no word, since its vocabulary is missing (tokenizer.json); copy the folder again")
+
+
 def copy_tokenizer(source: Path, target: Path) -> None:
     """Copy the files of a tokenizer, and nothing else that is in its folder, with the permissions of new files.
 

@@ -18,6 +18,7 @@ from plumbline.launcher.runtime.models.open import (
     opening,
     quiet_transformers,
     tokenizer_beside,
+    tokenizer_within,
 )
 from plumbline.launcher.runtime.system.files import read_object
 from plumbline.model.export.native import MODEL_TYPE
@@ -64,7 +65,7 @@ def model_facts(path: Path) -> ModelFacts:
     with reading(file), quiet_transformers():
         kind = native_classes()[0] if read_object(file).get("model_type") == MODEL_TYPE else AutoConfig
         text = kind.from_pretrained(path, trust_remote_code=False).get_text_config()
-        return ModelFacts(path, getattr(text, "max_position_embeddings", None), text.vocab_size, path)
+        return ModelFacts(path, getattr(text, "max_position_embeddings", None), text.vocab_size, tokenizer_within(path))
 
 
 def outline(path: Path) -> LoadedModel:
@@ -84,10 +85,10 @@ def outline(path: Path) -> LoadedModel:
     with opening(path), meta:
         if read_object(path / "config.json").get("model_type") == MODEL_TYPE:
             shape, kind = native_classes()
-            return LoadedModel(kind(shape.from_pretrained(path)).eval(), path, path, None, None, None)
+            return LoadedModel(kind(shape.from_pretrained(path)).eval(), path, tokenizer_within(path), None, None, None)
         entries = AutoConfig.from_pretrained(path, trust_remote_code=False)
         module = AutoModelForCausalLM.from_config(entries, trust_remote_code=False)
-        return LoadedModel(module.eval(), path, path, None, None, None)
+        return LoadedModel(module.eval(), path, tokenizer_within(path), None, None, None)
 
 
 def _checkpoint(path: Path) -> Path:

@@ -13,6 +13,7 @@ from torch import Tensor
 from plumbline.data.damage import DamagedFileError, reading
 from plumbline.data.hub import is_reachable
 from plumbline.data.tokenizers import FILES as TOKENIZER_FILES
+from plumbline.data.tokenizers import holds_tokenizer
 from plumbline.launcher.runtime.checkpoint.weights import read_weights
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.config.stock import (
@@ -82,7 +83,7 @@ def check_tokenizer(config: Config, inputs: Inputs) -> None:
     source = f"train.initialize_from = {spec}"
     try:
         folder = Path(spec) if not spec.startswith(HUB) else hub_folder(spec, TOKENIZER_FILES)
-        if not any(file for pattern in TOKENIZER_FILES for file in folder.glob(pattern)):
+        if not holds_tokenizer(folder):
             return
         theirs, ours = (load_tokenizer(each).encode(PROBE, add_special_tokens=False) for each in (folder, own))
         if not theirs:

@@ -17,6 +17,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from plumbline.data.damage import reading
+from plumbline.data.tokenizers import check_words, holds_tokenizer
 from plumbline.launcher.runtime.checkpoint import store as checkpoint
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.build import build_model, without_objective
@@ -315,6 +316,11 @@ def tokenizer_beside(folder: Path) -> Path | None:
     return beside(folder, "tokenizer")
 
 
+def tokenizer_within(folder: Path) -> Path | None:
+    """Return a Hugging Face folder as that of its tokenizer, or None if it has none, like the export of a task."""
+    return folder if holds_tokenizer(folder) else None
+
+
 def _load_checkpoint(
     path: Path, device: torch.device, dtype: torch.dtype, average: str | None, with_objective: bool
 ) -> LoadedModel:
@@ -356,7 +362,7 @@ def _load_hugging_face(folder: Path, device: torch.device, dtype: torch.dtype) -
             module(input_ids=torch.zeros(1, 1, dtype=torch.int64))
     check_whole(module, found, folder)
     check_finite(module.state_dict(), folder, "copy the folder again, or give another model")
-    return LoadedModel(module.to(device).eval(), folder, folder, None, None, None)
+    return LoadedModel(module.to(device).eval(), folder, tokenizer_within(folder), None, None, None)
 
 
 @contextmanager
@@ -413,4 +419,6 @@ def load_tokenizer(path: Path) -> Any:
     from transformers import AutoTokenizer
 
     with reading(f"{path} (its tokenizer)"):
-        return AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+        check_words(tokenizer)
+    return tokenizer

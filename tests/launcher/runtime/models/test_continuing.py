@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from torch import nn
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from plumbline.data.tokenizer_making import build_tokenizer
+from plumbline.data.tokenizer_making import build_tokenizer, tokenizer_folder
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.models.continuing import (
     Continuation,
@@ -25,7 +25,7 @@ from plumbline.launcher.runtime.models.continuing import (
     tokens_of,
 )
 from plumbline.launcher.runtime.models.facts import ModelFacts, model_facts
-from plumbline.launcher.runtime.models.open import LoadedModel, stock_reader
+from plumbline.launcher.runtime.models.open import LoadedModel, load_tokenizer, stock_reader
 from plumbline.launcher.runtime.train import samples
 from tests.data.made import begins_texts
 
@@ -172,6 +172,18 @@ def test_a_long_text_is_not_decoded_again_and_again(folder: Path) -> None:
     assert counting.most <= 2 * len("😀".encode())
 
 
+def test_a_folder_without_its_tokenizer_reads_no_text(tmp_path: Path) -> None:
+    """Of such a folder transformers makes a tokenizer that drops every prompt; an export of a task is one."""
+    Qwen3Config(vocab_size=32).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="has no tokenizer, so text cannot be turned into tokens"):
+        _ = model_facts(tmp_path).tokenizer
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "Qwen2Tokenizer"}')
+    with pytest.raises(ValueError, match="it knows no word, since its vocabulary is missing"):
+        load_tokenizer(model_facts(tmp_path).tokenizer)
+    with pytest.raises(ValueError, match="it knows no word, since its vocabulary is missing"):
+        tokenizer_folder(str(tmp_path))
+
+
 @pytest.mark.parametrize(
     ("name", "content", "prompts"),
     [
@@ -237,7 +249,7 @@ def test_facts_of_a_stock_folder_need_no_weights(stock: Path) -> None:
         facts = model_facts(stock)
     finally:
         (stock / "aside").rename(stock / "model.safetensors")
-    assert (facts.context_length, facts.vocab_size, facts.tokenizer_path) == (40, 53, stock)
+    assert (facts.context_length, facts.vocab_size, facts.tokenizer_path) == (40, 53, None)
 
 
 @pytest.mark.parametrize("content", ["[]", "{", '{"model_type": "nothing"}'])
