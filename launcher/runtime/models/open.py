@@ -23,7 +23,7 @@ from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.build import build_model, without_objective
 from plumbline.launcher.runtime.models.averages import open_weights
 from plumbline.launcher.runtime.models.finite import check_finite
-from plumbline.launcher.runtime.models.whole import check_whole
+from plumbline.launcher.runtime.models.whole import check_causal, check_whole
 from plumbline.launcher.runtime.run.scores import LossSums, loss_sums
 from plumbline.launcher.runtime.system.files import read_object
 from plumbline.model.decoder import CausalLM
@@ -360,6 +360,7 @@ def _load_hugging_face(folder: Path, device: torch.device, dtype: torch.dtype) -
         )
         if hasattr(module, "ct_decompress_hook"):  # compressed-tensors unpacks in the first forward, with a bar
             module(input_ids=torch.zeros(1, 1, dtype=torch.int64))
+    check_causal(module.config, folder)
     check_whole(module, found, folder)
     check_finite(module.state_dict(), folder, "copy the folder again, or give another model")
     return LoadedModel(module.to(device).eval(), folder, tokenizer_within(folder), None, None, None)

@@ -1,8 +1,9 @@
-"""Check that the weights of a Hugging Face folder are those that its config.json asks for."""
+"""Check that the weights of a Hugging Face folder are those that its config.json asks for, and that it predicts."""
 
 import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
@@ -33,4 +34,20 @@ def check_whole(module: nn.Module, found: Mapping[str, Collection[str]], folder:
         raise ValueError(
             f"{folder}: holds {len(more)} weights of blocks that its config.json does not count, such as {more[0]}: "
             "correct the number of layers there, or copy the folder again"
+        )
+
+
+def check_causal(config: Any, folder: Path) -> None:
+    """Refuse an encoder such as BERT, which transformers opens as a causal model although each token sees the later.
+
+    Raises:
+        ValueError: names the folder and the class.
+    """
+    from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
+
+    predicts = getattr(config, "is_decoder", False) or getattr(config, "causal", False)  # the latter is XLM's
+    if config.model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES and not predicts:
+        raise ValueError(
+            f"{folder}: a {config.model_type} without is_decoder in config.json reads the tokens that it would have to "
+            "predict, so it has no loss on text and continues none; give a causal model"
         )
