@@ -71,22 +71,28 @@ def score_tasks(
         lm_eval's version and the `KEPT` parts of its document, ready for JSON.
 
     Raises:
-        ValueError: a task requests something that the model cannot do.
+        ValueError: a task requests something that the model cannot do, or a metric overflows.
     """
     from lm_eval.evaluator import simple_evaluate
     from lm_eval.utils import handle_non_serializable
 
     from plumbline.launcher.runtime.harness.adapter import HarnessModel
 
-    document = simple_evaluate(
-        model=HarnessModel(model, tokenizer, batch_size),
-        tasks=tasks.loaded,
-        task_manager=tasks.manager,
-        num_fewshot=num_fewshot,
-        limit=limit,
-        bootstrap_iters=bootstrap,
-        log_samples=False,
-    )
+    try:
+        document = simple_evaluate(
+            model=HarnessModel(model, tokenizer, batch_size),
+            tasks=tasks.loaded,
+            task_manager=tasks.manager,
+            num_fewshot=num_fewshot,
+            limit=limit,
+            bootstrap_iters=bootstrap,
+            log_samples=False,
+        )
+    except OverflowError as error:
+        raise ValueError(
+            f"--tasks: a metric is too large to be a number ({error}): text without spaces is one word, whose "
+            "perplexity overflows; leave word_perplexity out of the task's metric_list"
+        ) from error
     kept = {key: document[key] for key in KEPT if key in document}
     plain = json.dumps(kept, default=handle_non_serializable)
     return {"lm_eval": document["lm_eval_version"], **json.loads(plain)}

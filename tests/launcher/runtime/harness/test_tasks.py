@@ -121,6 +121,14 @@ def test_bootstrap_asks_for_standard_errors(model: LoadedModel, tokenizer: Any, 
     assert line.split() == ["choices", "acc", "0.8000", "±", f"{error:.4f}", "n", "5,", "0-shot"]
 
 
+def test_a_perplexity_that_overflows_is_one_error(model: LoadedModel, tokenizer: Any, place: Path) -> None:
+    """Of text without spaces, the word is the whole text."""
+    write_lines(place / "corpora" / "held_out.jsonl", [{"text": "語" * 400}])
+    tasks = find_tasks(["held_out"], both_folders(place))
+    with pytest.raises(ValueError, match="leave word_perplexity out of the task's metric_list"):
+        score_tasks(model, tokenizer, tasks)
+
+
 def test_examples_and_a_limit_are_taken_over(model: LoadedModel, tokenizer: Any, place: Path) -> None:
     plain = score_tasks(model, tokenizer, find_tasks(["choices"], both_folders(place)), limit=3)
     shown = score_tasks(model, tokenizer, find_tasks(["choices"], both_folders(place)), limit=3, num_fewshot=2)
