@@ -9,6 +9,7 @@ import re
 import signal
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +132,16 @@ def test_a_dry_run_trains_nothing(tiny_config: Path, tmp_path: Path, sweep: Swee
     outcome = sweep(other, "--time", "1:00:00").wait()
     assert outcome.code == 2
     assert "--time is for a Slurm job: add --slurm, or leave it out" in outcome.stderr
+
+
+@pytest.mark.skipif(find_spec("mlflow") is not None, reason="a tracker that is not installed is needed")
+def test_trackers_that_a_job_of_this_environment_cannot_use_are_a_warning(
+    tiny_config: Path, tmp_path: Path, sweep: Sweep
+) -> None:
+    file = write(tmp_path / "sweep.yaml", tiny_config, 20, [1], AXES)
+    outcome = sweep(file, "--slurm", "--dry-run", "metrics.trackers=[mlflow]").wait()
+    assert outcome.code == 0, outcome.stderr
+    assert "warning: metrics.trackers = [mlflow]: mlflow cannot be imported: " in outcome.stderr
 
 
 def test_failed_cells_are_tried_again_and_finished_ones_are_not(
