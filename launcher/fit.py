@@ -78,7 +78,7 @@ def main() -> None:
     write_json(arguments.output / LAW, finite(facts))
     figures = plot_fit(fitted, facts["curves"], arguments.output)
     if arguments.json:
-        cli.print_json(finite(facts))
+        cli.print_json(facts)
         return
     print_fit(facts)
     print(f"\n{arguments.output / LAW} and {', '.join(figure.name for figure in figures)}")

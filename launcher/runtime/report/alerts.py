@@ -198,7 +198,8 @@ def _skipped(history: History) -> list[Alert]:
 
 def _size_alerts(key: str, series: Series) -> list[Alert]:
     """Return an alert for the first update whose size differs from the base run's."""
-    outside = np.abs(np.log(series.values)) > math.log(SIZE_FACTOR)
+    with np.errstate(divide="ignore"):  # an update of size 0 is outside as well
+        outside = np.abs(np.log(series.values)) > math.log(SIZE_FACTOR)
     if not outside.any():
         return []
     first = int(outside.argmax())

@@ -86,9 +86,11 @@ def expand(sweep: SweepConfig, base: Path, overrides: list[str]) -> list[Cell]:
                 corpora = _open(config, sweep.how).fingerprints
             except ValueError as error:
                 raise ConfigError(f"cell {_text(labels)}: {error}") from error
-            effect = _effect(config)
+            facts: dict[str, Any] = {"effect": _effect(config), "corpora": corpora}
+            if not sweep.how.whole_runs:
+                facts["kind"] = sweep.kind
             for seed in sweep.seeds:
-                name = _signature(config, seed, effect, corpora)
+                name = _signature(config, {**facts, "seed": seed})
                 run = config.run.model_copy(update={"name": name, "root": root, "seed": seed})
                 cell = Cell(labels, config.model_copy(update={"run": run}))
                 first = cells.setdefault(json.dumps([labels, seed], sort_keys=True), cell)
@@ -130,7 +132,7 @@ def _open(config: Config, how: Kind[Any]) -> Inputs:
             f"schedule.branch.checkpoint = {branch.checkpoint}: a sweep does not look for the newest checkpoint of a "
             "run, which may change while it trains: start each branch by pretrain.py"
         )
-    return open_checked(config, plan_run(config), alone) if how.follows_schedule else open_inputs(config, alone)
+    return open_checked(config, plan_run(config), alone) if how.whole_runs else open_inputs(config, alone)
 
 
 def _as_overrides(values: Values) -> list[str]:
@@ -183,8 +185,8 @@ def _determining(config: Config) -> dict[str, dict[str, Any]]:
     return determining
 
 
-def _signature(config: Config, seed: int, effect: dict[str, Any], corpora: dict[str, str]) -> str:
-    """Return a hash of everything that determines the run: configuration, effect of the scaling rules, text, seed.
+def _signature(config: Config, facts: dict[str, Any]) -> str:
+    """Return a hash of everything that determines the run: the configuration, and what else is given as facts.
 
     Default values are left out, so that keys added by later versions do not change the signatures of finished runs.
     """
@@ -197,5 +199,4 @@ def _signature(config: Config, seed: int, effect: dict[str, Any], corpora: dict[
             determined["schedule"][f"{phase}_{length.unit}"] = length.amount
     if repeats := config.run.model_dump(include=REPEATS, exclude_defaults=True):
         determined["run"] = repeats
-    facts = {**determined, "seed": seed, "effect": effect, "corpora": corpora}
-    return key_of(facts)
+    return key_of({**determined, **facts})

@@ -44,7 +44,7 @@ class Slope:
     """Hold how one quantity scales with size at one step."""
 
     slope: float
-    """Slope of log2(value) against log2(size), mean over seeds; NaN if a value is not finite."""
+    """Slope of log2(value) against log2(size), mean over seeds; NaN if a value is zero or not finite."""
     error: float | None
     """Standard error over seeds, or None for one seed."""
     values: dict[int, float]
@@ -60,7 +60,7 @@ class GateResult:
     low: float
     high: float
     slope: float | None
-    """Measured slope, or None if a value is not finite."""
+    """Measured slope, or None if a value is zero or not finite."""
     error: float | None
     """Standard error over seeds, or None for one seed."""
     passes: bool
@@ -188,7 +188,8 @@ def _slopes(cells: Sequence[Result], family: str) -> dict[str, dict[int, Slope]]
         for quantity in record:
             values = {seed: [at[size][step][quantity] for size in sizes] for seed, at in seeds.items()}
             fitted = [slope(sizes, row) for row in values.values()]
-            if any(v != 0 for row in values.values() for v in row):  # changes are all zero at initialisation
+            # Changes are all zero at initialisation; later ones that are must not pass for want of a slope
+            if int(step) > 0 or any(v != 0 for row in values.values() for v in row):
                 slopes.setdefault(quantity, {})[int(step)] = Slope(
                     slope=mean(fitted),
                     error=standard_error(fitted),
@@ -256,6 +257,6 @@ def _value(row: GateResult | None) -> str:
     if row is None:
         return "-  "
     if row.slope is None:
-        return "blew up  x"
+        return "no slope  x"
     error = "" if row.error is None else f"±{row.error:.2f}"
     return f"{row.slope:+.2f}{error} {' ' if row.passes else 'x'}"

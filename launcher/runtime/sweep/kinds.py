@@ -46,8 +46,8 @@ class Kind(Generic[S]):
     """Draws the summary into a PNG file."""
     run: Run = train
     """What a worker does with a cell: it writes result.json and returns True, or False if it was asked to stop."""
-    follows_schedule: bool = True
-    """Whether a cell is a whole run, whose warm-up and decay must fit into it."""
+    whole_runs: bool = True
+    """Whether a cell is a whole training run: its warm-up and decay fit into it, and other kinds may share it."""
 
 
 KINDS: dict[str, Kind[Any]] = {
@@ -60,6 +60,6 @@ KINDS: dict[str, Kind[Any]] = {
         coordinate_check.lines,
         coordinate_check_plot.plot,
         coordinate_check.run,
-        follows_schedule=False,
+        whole_runs=False,
     ),
 }

@@ -110,9 +110,11 @@ def _read_run(cell: Cell) -> RunOutcome:
     records = _records(config.run.folder / "metrics.jsonl")
     steps = [record for record in records if "loss" in record]
     done = [record["tokens"] for record in steps]
+    branch = config.schedule.branch
+    begun = config.data.batch_plan.tokens_before(branch.first_step) if branch is not None else 0
     seconds = [
         (tokens - before) / record["tokens_per_second"]
-        for record, before, tokens in zip(steps, [0, *done], done, strict=False)
+        for record, before, tokens in zip(steps, [begun, *done], done, strict=False)
     ]
     outcome = RunOutcome(status, tokens=done[-1] if done else 0, seconds=round(sum(seconds), 3))
     if status == "diverged":

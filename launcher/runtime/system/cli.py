@@ -16,6 +16,7 @@ from plumbline.data.disk import AWAY
 from plumbline.launcher.runtime.system.completion import complete
 from plumbline.launcher.runtime.system.exit_codes import INTERRUPTED, UNREACHED, UNREAD, UNUSABLE
 from plumbline.launcher.runtime.system.faults import is_out_of_memory, out_of_memory
+from plumbline.launcher.runtime.system.files import finite
 from plumbline.launcher.runtime.system.interrupts import interrupts
 from plumbline.launcher.runtime.system.log import LOG
 from plumbline.launcher.runtime.system.node_folder import use_node_folder
@@ -174,8 +175,8 @@ def _is_unread() -> bool:
 
 
 def print_json(value: Any) -> None:
-    """Print one JSON document on standard output."""
-    print(json.dumps(value, indent=2))
+    """Print one JSON document on standard output, with null for numbers that are not finite."""
+    print(json.dumps(finite(value), indent=2))
 
 
 def escaped(text: str) -> str:

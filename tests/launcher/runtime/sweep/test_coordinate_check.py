@@ -117,7 +117,22 @@ def test_a_run_that_blew_up_fails_its_gates() -> None:
     summary = summarize(SETTINGS, broken)
     gate = next(row for row in summary.families["width"]["grows"].gates if row.quantity == "size/residual")
     assert (gate.slope, gate.passes) == (None, False)
-    assert "blew up  x" in "\n".join(lines(summary))
+    assert "no slope  x" in "\n".join(lines(summary))
+
+
+def test_what_does_not_change_at_all_fails_its_gates(tmp_path: Path) -> None:
+    still = [cell for cell in results() if cell.labels["rule"] == "flat"]
+    for cell in still:
+        assert cell.outcome.result is not None
+        for record in cell.outcome.result["coordinates"].values():
+            record["change/residual"] = 0.0
+    summary = summarize(SETTINGS, still)
+    for family in ("width", "depth"):
+        curve = summary.families[family]["flat"]
+        assert list(curve.slopes["change/residual"]) == [1, 10], "at initialisation nothing has changed"
+        gate = next(row for row in curve.gates if row.quantity == "change/residual")
+        assert (gate.slope, gate.passes) == (None, False)
+    plot(summary, tmp_path / "figure.png")
 
 
 def test_a_real_run_that_blows_up_fails_its_gates(tiny_config: Path, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from plumbline.launcher.runtime.optim.schedule import BranchConfig
 from plumbline.launcher.runtime.sweep.cells import Cell
 from plumbline.launcher.runtime.sweep.config import parse_sweep
 from plumbline.launcher.runtime.sweep.plan import Plan, make_plan
@@ -93,6 +94,20 @@ def test_outcomes_are_read_from_the_run_folders(tiny_config: Path, tmp_path: Pat
     check_same_cells(plan.sweep, plan.cells)
     with pytest.raises(ValueError, match=r"holds 2 finished runs, none of them of these cells"):
         check_same_cells(plan.sweep, make_plan(file, ["train.steps=7"]).cells)
+
+
+def test_the_seconds_of_a_branch_begin_where_it_does(tiny_config: Path, tmp_path: Path) -> None:
+    cell = make_plan(small_sweep(tiny_config, tmp_path), []).cells[0]
+    branch = BranchConfig(checkpoint="parent/step_00000010", from_step=10, steps=2)
+    schedule = cell.config.schedule.model_copy(update={"branch": branch})
+    cell = Cell(cell.labels, cell.config.model_copy(update={"schedule": schedule}))
+    tokens = cell.config.data.batch_plan.tokens_before
+    lines = [{"step": step, "tokens": tokens(step), "loss": 2.0, "tokens_per_second": 1.0} for step in (11, 12)]
+    cell.config.run.folder.mkdir(parents=True)
+    (cell.config.run.folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (cell.config.run.folder / "result.json").write_text('{"step": 12}')
+    (found,) = read_results([cell])
+    assert found.outcome.seconds == tokens(12) - tokens(10)
 
 
 @pytest.mark.parametrize(

@@ -140,6 +140,20 @@ def test_a_run_is_what_determines_its_numbers(tiny_config: Path, tmp_path: Path,
     assert (before == after) is same
 
 
+def test_runs_of_a_coordinate_check_are_its_own_and_other_kinds_share_theirs(tiny_config: Path, tmp_path: Path) -> None:
+    curves: dict[str, dict[str, Any]] = {
+        "grid": {},
+        "comparison": {"comparison": {"variants": "rule"}},
+        "coordinate_check": {"coordinate_check": {"curves": "rule"}},
+    }
+    grids = [{"axes": {"rule": {"mup": {"parameterization.rule": "mup"}}}}]
+    found = {}
+    for kind, settings in curves.items():
+        file = write(tmp_path, tiny_config, kind=kind, grids=grids, seeds=[1], **settings)
+        (found[kind],) = (cell.signature for cell in make_plan(file, []).cells)
+    assert found["grid"] == found["comparison"] != found["coordinate_check"]
+
+
 def test_what_makes_a_run_repeatable_reaches_its_cells(tiny_config: Path, tmp_path: Path) -> None:
     given = {**SWEEP["set"], "run.deterministic": True}
     cells = make_plan(write(tmp_path, tiny_config, set=given), ["run.reproducible=any_ranks"]).cells
@@ -319,4 +333,4 @@ def test_runs_made_when_a_duration_had_a_key_for_each_unit_are_still_known(
         "schedule": schedule,
         "train": {"steps": 10},
     }
-    assert _signature(parse_config(values, "here"), 1, {}, {}) == signature
+    assert _signature(parse_config(values, "here"), {"seed": 1, "effect": {}, "corpora": {}}) == signature

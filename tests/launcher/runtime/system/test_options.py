@@ -1,6 +1,8 @@
 """What the parser and the types of options say to mistakes."""
 
 import argparse
+import json
+import math
 from pathlib import Path
 
 import pytest
@@ -92,3 +94,8 @@ def test_an_option_of_sbatch_that_no_job_has_is_told_its_place(capsys: pytest.Ca
     with pytest.raises(SystemExit):
         parser.parse_args(["--partitoin", "gpu"])
     assert "--partitoin gpu; did you mean --partition?" in capsys.readouterr().err
+
+
+def test_what_is_printed_is_json_even_of_numbers_that_json_lacks(capsys: pytest.CaptureFixture[str]) -> None:
+    cli.print_json({"loss": math.nan, "losses": (1.5, math.inf)})
+    assert json.loads(capsys.readouterr().out, parse_constant=pytest.fail) == {"loss": None, "losses": [1.5, None]}
