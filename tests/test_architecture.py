@@ -93,8 +93,8 @@ def test_arrows_between_rooms(room: str) -> None:
 def test_arrows_inside_the_runtime() -> None:
     assert {path.name for path in (LAUNCHER / "runtime").iterdir() if (path / "__init__.py").exists()} == set(RUNTIME)
     wrong = set()
-    for path in (LAUNCHER / "runtime").glob("*/*.py"):
-        may = RUNTIME[: RUNTIME.index(path.parent.name) + 1]
+    for path in (LAUNCHER / "runtime").rglob("*/*.py"):
+        may = RUNTIME[: RUNTIME.index(path.relative_to(LAUNCHER / "runtime").parts[0]) + 1]
         found = {runtime_room(name) for name in imported(path)} - {None, *may}
         wrong |= {f"{path.relative_to(REPOSITORY)} imports {room}" for room in found}
     assert not wrong
