@@ -145,8 +145,11 @@ def test_no_checkpoint_is_of_a_step_whose_update_was_skipped(
 
 
 PRECISIONS = ("fp32", "bf16")
-STAGES = [("adamw", stage, precision, "null") for stage in range(4) for precision in PRECISIONS]
-HOSTED = [(name, 0, precision, "null") for name in ("muon", "soap") for precision in PRECISIONS]
+STAGES = [("adamw", stage, precision, "run.reproducible=null") for stage in range(4) for precision in PRECISIONS]
+OFFLOADED = [
+    ("adamw", stage, precision, "deepspeed.offload_optimizer=true") for stage in (1, 2, 3) for precision in PRECISIONS
+]
+HOSTED = [(name, 0, precision, "run.reproducible=null") for name in ("muon", "soap") for precision in PRECISIONS]
 """Where no number on the device tells the optimizer to skip."""
 
 
@@ -160,7 +163,8 @@ def threads() -> Iterator[None]:
 
 @pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize(
-    ("optimizer", "stage", "precision", "reproducible"), [*STAGES, ("adamw", 1, "bf16", "any_ranks"), *HOSTED]
+    ("optimizer", "stage", "precision", "more"),
+    [*STAGES, ("adamw", 1, "bf16", "run.reproducible=any_ranks"), *OFFLOADED, *HOSTED],
 )
 def test_a_gradient_that_is_not_finite_changes_nothing(
     tiny_config: Path,
@@ -169,11 +173,11 @@ def test_a_gradient_that_is_not_finite_changes_nothing(
     optimizer: str,
     stage: int,
     precision: str,
-    reproducible: str,
+    more: str,
 ) -> None:
     """Weights, their average, moments and the count of updates go on as if the step had not been."""
     overrides = [f"optimizer.name={optimizer}", f"deepspeed.zero_stage={stage}", f"deepspeed.precision={precision}"]
-    overrides += [f"run.reproducible={reproducible}", "train.ema_half_life_tokens=1000"]
+    overrides += [more, "train.ema_half_life_tokens=1000"]
     config = load_config(tiny_config, overrides)
     batches = TrainBatches(config.data, config.run.seed)
 

@@ -91,7 +91,8 @@ def forget_offloaded_gradients(zero: Any, masters: Iterable[Tensor]) -> None:
     """Zero the gradients at the start of a step if optimizer states are offloaded.
 
     DeepSpeed 0.19.8 keeps the gradients in host memory and overwrites only those of tensors that get a new one: the old
-    gradients of other tensors would be applied again, or added to.
+    gradients of other tensors would be applied again, or added to. In bf16 at stages 1 and 2 it adds gradients up on
+    the device, and keeps that sum when it skips an update: it would then be infinite, and skip every later update.
 
     Args:
         zero: DeepSpeed's ZeRO optimizer.
@@ -100,6 +101,8 @@ def forget_offloaded_gradients(zero: Any, masters: Iterable[Tensor]) -> None:
     for master in masters:
         if master.grad is not None:
             master.grad.zero_()
+    if hasattr(zero, "accumulated_grads_in_cpu"):  # at stages 1 and 2
+        zero.averaged_gradients.update(dict.fromkeys(zero.averaged_gradients))  # None, as after an update
     for accumulated in getattr(zero, "accumulated_grads_in_cpu", {}).values():  # in fp32 at stages 1 and 2
         accumulated.zero_()
 
