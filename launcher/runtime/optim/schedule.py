@@ -176,12 +176,17 @@ def check_phases(config: ScheduleConfig, batch_plan: BatchPlan, total_steps: int
                 f"schedule.decay = {config.decay}: in one step or less ({batch_plan.tokens_per_step:,} tokens) the "
                 "rate would never decay; make it longer, or set schedule.name to constant"
             )
+    lengths = " and ".join(f"schedule.{phase} = {getattr(config, phase)}" for phase in phases)
+    shorten = "shorten them (5% and 20% fit any length), or train for longer"
     if sum(phases.values()) > total_steps:
-        lengths = " and ".join(f"schedule.{phase} = {getattr(config, phase)}" for phase in phases)
-        raise ValueError(
-            f"{lengths}: {sum(phases.values()):,} steps, but the run has {total_steps:,}: "
-            "shorten them (5% and 20% fit any length), or train for longer"
-        )
+        raise ValueError(f"{lengths}: {sum(phases.values()):,} steps, but the run has {total_steps:,}: {shorten}")
+    # With steps of several sizes, phases may fit by steps of the full batch and still not by tokens
+    end = batch_plan.tokens_before(total_steps)
+    tokens = config.warmup.from_start(batch_plan, end)
+    if "decay" in phases:
+        tokens += config.decay.before_end(batch_plan, total_steps)
+    if batch_plan.warmup and tokens > end:
+        raise ValueError(f"{lengths}: {tokens:,} tokens, but the run has {end:,}: {shorten}")
 
 
 class Schedule:

@@ -90,6 +90,16 @@ def test_a_float_that_is_whole_is_an_integer_where_one_is_expected(file: Path) -
             ["data.global_batch_size=8", "data.batch_size_warmup=[{tokens: 1e9, global_batch_size: 4}]"],
             "data.batch_size_warmup: it lasts to step .*, but the run has 10: shorten it",
         ),
+        (  # 8 steps of 1 sequence, then 2 of 8: 24 in all, and each phase takes 16
+            [
+                "data.global_batch_size=8",
+                "data.micro_batch_size=1",
+                "data.batch_size_warmup=[{tokens: 1, global_batch_size: 1}]",
+                "schedule.warmup=512 tokens",
+                "schedule.decay=512 tokens",
+            ],
+            "schedule.warmup = 512 tokens and schedule.decay = 512 tokens: 1,024 tokens, but the run has 768",
+        ),
     ],
 )
 def test_phases_that_do_not_fit_the_run_are_refused(file: Path, overrides: list[str], words: str) -> None:
