@@ -314,6 +314,27 @@ def test_a_branch_goes_back_to_where_it_left_its_parent(
     assert "step_00000012" in parent.checkpoints, "only the branch's own later ones are deleted"
 
 
+def test_a_branch_that_goes_back_to_its_parent_saves_its_first_checkpoint_again(
+    attempt: Callable[..., Any], branched: tuple[Run, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if a later one was still being written when it went back."""
+    _, typed = branched
+    go_back = loop.Trainer._go_back
+
+    def lose_own(trainer: loop.Trainer, asked: Any) -> None:
+        writing = trainer.saver.writer._thread
+        assert writing is not None
+        writing.join()
+        for folder in (trainer.config.run.folder / "checkpoints").glob("step_*"):
+            shutil.rmtree(folder)
+        go_back(trainer, asked)
+
+    monkeypatch.setattr(loop.Trainer, "_go_back", lose_own)
+    run, _ = attempt([(64, 72, "inf")], *typed)  # step 9
+    assert [made.back_to for made in read_interventions(run.folder)] == [6]
+    assert "step_00000006" in run.checkpoints
+
+
 def test_a_branch_whose_parent_is_gone_says_what_it_would_have_gone_back_for(
     attempt: Callable[..., Any], branched: tuple[Run, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -117,8 +117,9 @@ class Trainer:
         self.status.enter("checkpoint")
         heartbeat = partial(self.watchdog.beat, "going back to a checkpoint")
         heartbeat()
-        self._unread = self.saver.saved_step = None
+        self._unread = None
         self.saver.finish()
+        self.saver.saved_step = None  # only now: what was still being written may be deleted
         folder = self.rollbacks.go_back(asked, self.state.skipped, heartbeat)
         if self.log is not None:
             self.log.close()
