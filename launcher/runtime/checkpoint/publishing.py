@@ -72,7 +72,7 @@ def tidy(root: Path, newest: Path) -> None:
     pointer = root / POINTER
     if newest.parent != root:
         return
-    if not pointer.is_file() or pointer.read_text(encoding="utf-8").strip() != newest.name:
+    if not pointer.is_file() or pointer.read_bytes().strip() != newest.name.encode():  # a damaged one may hold no text
         _point_to(newest)
 
 

@@ -71,6 +71,13 @@ def test_a_checkpoint_that_is_written_again_is_there_before_the_one_of_before_is
     assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step_00000003"]
 
 
+def test_a_damaged_pointer_is_written_anew(tmp_path: Path) -> None:
+    publish(tmp_path, 3)
+    (tmp_path / store.POINTER).write_bytes(b"\xff\xfe\x00")
+    publishing.tidy(tmp_path, tmp_path / "step_00000003")
+    assert (tmp_path / store.POINTER).read_text() == "step_00000003\n"
+
+
 def test_one_that_lost_its_name_to_a_kill_gets_it_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a file system that cannot exchange names, between two renames."""
     publish(tmp_path, 3)
