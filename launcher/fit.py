@@ -36,7 +36,7 @@ def parse_arguments() -> argparse.Namespace:
         metavar="N",
         help="number of fits to resampled runs, for confidence bands; 0 for none",
     )
-    parser.add_argument("--seed", type=int, default=0, help="seed of starting points, hold-out and resampling")
+    parser.add_argument("--seed", type=cli.seed, default=0, help="seed of starting points, hold-out and resampling")
     parser.add_argument("--json", action="store_true", help="print law.json instead of the tables")
     return parser.parse_args()
 
