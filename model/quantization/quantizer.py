@@ -136,6 +136,11 @@ class Quantizer(BaseModel, extra="forbid", frozen=True, strict=True, use_attribu
             )
         if self.full_range and (not self.symmetric or isinstance(self.numbers, Float)):
             raise ValueError(f"full_range = true, format = {self.format}: it is about symmetric integers")
+        if self.range != "percentile" and self.percentile != type(self).model_fields["percentile"].default:
+            raise ValueError(
+                f"percentile = {self.percentile:g}, range = {self.range}: only range = percentile reads it; set that, "
+                "or leave percentile out"
+            )
         return self
 
     @property

@@ -156,12 +156,14 @@ def test_static_limits_are_extremes_over_the_text_or_a_running_mean_of_percentil
             assert float(layer.limits.high) == pytest.approx(max(float((x / scale).max()) for x in seen))
 
 
-@pytest.mark.parametrize("kind", ["absmax", "percentile"])
+@pytest.mark.parametrize("covers", [{}, {"range": "percentile", "percentile": 99.0}], ids=["absmax", "percentile"])
 @pytest.mark.parametrize("granularity", ["tensor", "channel"])
-def test_static_limits_do_not_depend_on_how_the_text_is_cut(make_model: MakeModel, kind: str, granularity: str) -> None:
+def test_static_limits_do_not_depend_on_how_the_text_is_cut(
+    make_model: MakeModel, covers: dict[str, Any], granularity: Any
+) -> None:
     """A short last sample must not undo the clipping."""
     tokens = torch.randint(53, (9, 24), generator=torch.Generator().manual_seed(5))
-    quantizer = Quantizer(format="int8", granularity=granularity, range=kind, percentile=99.0)  # type: ignore[arg-type]
+    quantizer = Quantizer(format="int8", granularity=granularity, **covers)
     recipe = Recipe(**STATIC, activations=quantizer)
     by_cut = []
     for sizes in ([8, 1], [3, 3, 3]):
@@ -206,10 +208,10 @@ def test_reports_measure_the_finished_layers(make_model: MakeModel, calibration_
         assert report.weight_error == pytest.approx(float(missed), rel=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["absmax", "percentile"])
-def test_tokens_that_a_block_runs_as_rows_are_measured_by_sequence(enliven: Enliven, kind: str) -> None:
+@pytest.mark.parametrize("covers", [{}, {"range": "percentile", "percentile": 90.0}], ids=["absmax", "percentile"])
+def test_tokens_that_a_block_runs_as_rows_are_measured_by_sequence(enliven: Enliven, covers: dict[str, Any]) -> None:
     tokens = torch.randint(53, (4, 24), generator=torch.Generator().manual_seed(5))
-    quantizer = Quantizer(format="int8", range=kind, percentile=90.0)  # type: ignore[arg-type]
+    quantizer = Quantizer(format="int8", **covers)
     measured = []
     for size in (4, 1):
         model = stock_model(OPT, enliven)

@@ -147,8 +147,8 @@ def test_one_outlier_costs_all_others_unless_the_range_leaves_it_out() -> None:
     x = torch.cat((normal(10_000), torch.tensor([300.0])))[None]
     rest = x[:, :-1]
     plain, percentile, mse = (
-        Quantizer(format="int8", range=kind, percentile=99.9).fake_quantize(x, "weights")
-        for kind in ("absmax", "percentile", "mse")
+        Quantizer(format="int8", **kind).fake_quantize(x, "weights")  # type: ignore[arg-type]
+        for kind in ({"range": "absmax"}, {"range": "percentile", "percentile": 99.9}, {"range": "mse"})
     )
     assert (percentile[:, :-1] - rest).norm() < 0.1 * (plain[:, :-1] - rest).norm()
     assert percentile.max() < 5
@@ -336,6 +336,8 @@ def test_what_is_stored_for_each_weight() -> None:
         ({"format": "int99"}, "'int99' is no number format"),
         ({"format": "e4m3", "full_range": True}, "about symmetric integers"),
         ({"format": "int4", "full_range": True, "symmetric": False}, "about symmetric integers"),
+        ({"format": "int4", "percentile": 99.0}, "percentile = 99, range = absmax: only range = percentile reads it"),
+        ({"format": "int4", "range": "mse", "percentile": 99.0}, "percentile = 99, range = mse: only"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(settings: dict[str, Any], message: str) -> None:
