@@ -42,7 +42,7 @@ class Method:
     needs_text: bool = False
     """Whether it needs calibration text for the products of inputs."""
     orders_columns: bool = False
-    """Whether it supports act_order."""
+    """Whether it goes column by column, and so reads act_order, damping and block_size."""
     input_scale: InputScale | None = None
     """Chooses the divisor of the inputs, [in], from the weights that share them, their quantizer, mean |x| and the
     products; None leaves inputs unchanged."""

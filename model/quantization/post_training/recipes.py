@@ -97,9 +97,15 @@ class Recipe(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_
         method = kind_named(METHODS, "method", self.method)
         if method.needs_text and self.weights is None:
             raise ValueError(f"method = {self.method} is about weights: say how they are rounded")
+        ordered = " and ".join(name for name, each in METHODS.items() if each.orders_columns)
         if self.act_order and not method.orders_columns:
-            ordered = " and ".join(name for name, each in METHODS.items() if each.orders_columns)
             raise ValueError(f"act_order = true, method = {self.method}: only {ordered} has an order of columns")
+        for name in () if method.orders_columns else ("damping", "block_size"):
+            if (value := getattr(self, name)) != type(self).model_fields[name].default:
+                raise ValueError(
+                    f"{name} = {value:g}, method = {self.method}: only method = {ordered} reads it; set that, or leave "
+                    f"{name} out"
+                )
         if method.input_scale is not None and self.smooth is not None:
             raise ValueError(f"smooth = {self.smooth}, method = {self.method}: both choose input scales, leave one out")
         if self.inputs and self.activations is None:

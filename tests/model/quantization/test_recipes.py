@@ -140,6 +140,8 @@ def test_sets_and_recipes_in_full() -> None:
         ({"static": True, "activations": grid("int8", "token")}, "static = true, granularity = token"),
         ({"static": True, "activations": grid("int8", "tensor", range="mse")}, "range = mse: limits can be measured"),
         ({"method": "awq", "weights": grid("int4", "channel"), "smooth": 0.5}, "smooth = 0.5, method = awq: both"),
+        ({"weights": grid("int4", "channel"), "damping": 0.1}, "damping = 0.1, method = rtn: only method = gptq"),
+        ({"method": "awq", "weights": grid("int4", "channel"), "block_size": 64}, "block_size = 64, method = awq"),
         ({"weights": grid("int4", "token")}, "granularity = token: weights have"),
         ({"inputs": {"down_proj": grid("int4", "head")}}, "granularity = head: activations have"),
         ({"keys": grid("int4", "head"), "values": grid("int4", "group", group_size=4)}, None),
