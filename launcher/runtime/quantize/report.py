@@ -9,7 +9,7 @@ from plumbline.launcher.runtime.quantize.curves import Outlier, correlations, dr
 from plumbline.launcher.runtime.quantize.row import Row
 from plumbline.launcher.runtime.system.files import write_whole
 from plumbline.model.scaling_laws.law import Law
-from plumbline.model.scaling_laws.points import points
+from plumbline.model.scaling_laws.points import BF16, TRAINING, points
 
 REPORT, CURVES = "report.md", "curves.png"
 TITLE = "# What quantization costs"
@@ -41,6 +41,8 @@ def predicted_delta(law: Law, row: Row) -> float | None:
     known = [number for number in at if number is not None]
     if len(known) < len(at):
         return None
+    if any(bits != BF16 and name not in law.USES for name, bits in zip(TRAINING.values(), training, strict=True)):
+        return None  # it describes models that were trained in bf16
     try:
         return float(law.post_delta(points(*known)))
     except ValueError:  # a constant was not fitted, or the bits are outside the form's domain

@@ -415,6 +415,9 @@ def test_a_law_predicts_what_rounding_weights_alone_costs() -> None:
     assert predicted_delta(law, row(post_activation_bits=8)) is None
     assert predicted_delta(law, row(tokens=None)) is None
     assert predicted_delta(law, row(weight_bits=6)) is None, "C_w was not published"
+    power = published("ouyang2411").law
+    assert predicted_delta(power, row()) == pytest.approx(0.017 * 1000**0.5251 / 500**0.2261 / 4**5.4967)
+    assert predicted_delta(power, row(activation_bits=8)) is None, "it is of models trained in bf16"
 
 
 def test_curves_of_every_kind_are_drawn(tmp_path: Path) -> None:
