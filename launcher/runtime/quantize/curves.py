@@ -23,12 +23,12 @@ Lines = dict[str, Pairs]
 Outlier = Literal["kurtosis", "mmr"]
 
 
-def draw_curves(rows: Sequence[Row], predictions: Pairs, floor: float, path: Path) -> None:
+def draw_curves(rows: Sequence[Row], predictions: Pairs | None, floor: float, path: Path) -> None:
     """Write the figure.
 
     Args:
         rows: of rows.jsonl.
-        predictions: (predicted delta, delta) of each row that a law covers.
+        predictions: (predicted delta, delta) of each row that a law covers, or None without a law.
         floor: deltas below are noise, nats per token.
         path: PNG file.
     """
@@ -150,7 +150,7 @@ def _outliers(axes: Axes, rows: Sequence[Row]) -> None:
     _legend_or_note(axes, found, "no recipe rounds activations of three models")
 
 
-def _predicted(axes: Axes, pairs: Pairs, floor: float) -> None:
+def _predicted(axes: Axes, pairs: Pairs | None, floor: float) -> None:
     if pairs:
         x, y = zip(*pairs, strict=True)
         axes.plot(x, y, "o", markersize=4, alpha=0.7, label=f"{len(pairs)} rows")
@@ -161,7 +161,7 @@ def _predicted(axes: Axes, pairs: Pairs, floor: float) -> None:
     axes.set_xlabel("predicted by the law (nats per token)")
     axes.set_ylabel("measured (nats per token)")
     axes.grid(alpha=0.3)
-    _legend_or_note(axes, pairs, "no law was given: --law")
+    _legend_or_note(axes, pairs, "no law was given: --law" if pairs is None else "the law covers none of these rows")
 
 
 def _symlog(scale: Callable[..., None], floor: float) -> None:

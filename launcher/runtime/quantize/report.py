@@ -28,7 +28,7 @@ def write_report(rows: Sequence[Row], folder: Path, law: Law | None = None) -> P
     predicted = [None if law is None else predicted_delta(law, row) for row in rows]
     pairs = [(delta, row.damage.delta) for delta, row in zip(predicted, rows, strict=True) if delta is not None]
     floor = max((row.noise_floor for row in rows), default=0.0)
-    draw_curves(rows, pairs, floor, folder / CURVES)
+    draw_curves(rows, None if law is None else pairs, floor, folder / CURVES)
     write_whole(folder / REPORT, "\n".join(_lines(rows)) + "\n")
     return folder / REPORT
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from plumbline.launcher.runtime.models.open import LoadedModel
@@ -420,6 +421,17 @@ def test_a_law_predicts_what_rounding_weights_alone_costs() -> None:
     assert predicted_delta(power, row(activation_bits=8)) is None, "it is of models trained in bf16"
 
 
+@pytest.mark.parametrize(("name", "note"), [(None, "no law was given: --law"), ("kumar2411", "the law covers none")])
+def test_a_law_that_covers_no_row_is_not_taken_for_none(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str | None, note: str
+) -> None:
+    figures = list[Figure]()
+    monkeypatch.setattr("plumbline.launcher.runtime.quantize.curves.save_png", lambda figure, _: figures.append(figure))
+    write_report([row(tokens=None, tokens_per_parameter=None)], tmp_path, None if name is None else published(name).law)
+    (said,) = (each.get_text() for each in figures[0].axes[3].texts)
+    assert said.startswith(note)
+
+
 def test_curves_of_every_kind_are_drawn(tmp_path: Path) -> None:
     rows = [
         row(
@@ -434,5 +446,5 @@ def test_curves_of_every_kind_are_drawn(tmp_path: Path) -> None:
         for other in (None, 8)
     ]
     draw_curves(rows, [(0.1, each.damage.delta) for each in rows], 0.001, tmp_path / "all.png")
-    draw_curves([], [], 0.001, tmp_path / "none.png")
+    draw_curves([], None, 0.001, tmp_path / "none.png")
     assert (tmp_path / "all.png").stat().st_size > (tmp_path / "none.png").stat().st_size > 10_000
