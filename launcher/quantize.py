@@ -51,6 +51,8 @@ def parse_arguments() -> argparse.Namespace:
         missing += ["output (or --save)"] if arguments.output is None and arguments.save is None else []
         if missing:
             parser.error(f"missing: {', '.join(f'--{name}' for name in missing)}; --list shows the recipes")
+        if arguments.save is not None and arguments.law is not None:
+            parser.error("--law does nothing with --save, which measures no loss")
     return arguments
 
 

@@ -367,3 +367,9 @@ def test_the_command_line_lists_recipes_and_says_what_is_missing(command: Comman
     done = command("quantize", "--model", ".")
     assert done.returncode == 2
     assert done.stderr.endswith("error: missing: --data, --recipes, --output (or --save); --list shows the recipes\n")
+    saved = ("--model", ".", "--data", ".", "--recipes", "rtn-w4", "--save", "no", "--law", "kumar2411")
+    done = command("quantize", *saved)
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (
+        2,
+        "quantize.py: error: --law does nothing with --save, which measures no loss",
+    )
