@@ -33,6 +33,8 @@ class Law:
     """Columns that matter besides parameters and tokens."""
     TIED: ClassVar[bool] = False
     """Whether a fit keeps beta = alpha."""
+    ONE_FORMAT: ClassVar[bool] = False
+    """Whether its constants belong to the bits of training to which they were fitted, and say nothing of others."""
 
     A: float = np.nan
     alpha: float = np.nan

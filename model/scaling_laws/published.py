@@ -23,6 +23,8 @@ class SourcedLaw:
     """Constants that the fitted points do not determine; D_crit is not given if it depends on one."""
     warnings: tuple[str, ...] = ()
     """What the fitted points could not determine, in words."""
+    widths: frozenset[tuple[float, ...]] = frozenset()
+    """Bits of weights, activations and KV cache of the points that were trained below 16; empty if not known."""
     counts_embedding: bool = False
     """Whether its N includes embedding and unembedding."""
 

@@ -60,6 +60,7 @@ class GranularityLaw(Law):
     LINEAR: ClassVar[tuple[str, ...]] = ("A", "B", "E", "k")
     USES: ClassVar[tuple[str, ...]] = (*TRAINING.values(), "group_size")
     TIED: ClassVar[bool] = True
+    ONE_FORMAT: ClassVar[bool] = True
 
     k: float = np.nan
     gamma_D: float = np.nan

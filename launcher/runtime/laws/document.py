@@ -1,7 +1,8 @@
 """Write a fitted law, its uncertainty and its consequences as law.json, and read it back.
 
 form, constants                    which form, and its constants
-source, training                   what it was fitted to: files, points, runs, ranges of N and D
+source, training                   what it was fitted to: files, points, runs, ranges of N and D, widths (bits of
+                                   weights, activations and KV cache of the points that were trained below 16)
 bands                              middle 95 % of each constant over bootstrapped fits
 fit, fit_post, held_out            points, R^2, mean absolute error in nats: of losses, of the deltas of quantization
                                    after training, of points that the fit did not see
@@ -42,7 +43,7 @@ SEVERAL = 0.05
 def describe(rows: Rows, fit: Fit, resampled: Sequence[Law], hold_out: str | None) -> dict[str, Any]:
     """Return everything about a fit, as plain values."""
     law, train, held = fit.law, fit.train, fit.held_out
-    runs = len(np.unique(train.runs))
+    runs, low = len(np.unique(train.runs)), train.at[train.at.quantized]
     paired, deltas = train.post_deltas()
     return {
         "form": name_of(law),
@@ -55,6 +56,7 @@ def describe(rows: Rows, fit: Fit, resampled: Sequence[Law], hold_out: str | Non
             "left_out": rows.left_out,
             "parameters": [float(train.at.parameters.min()), float(train.at.parameters.max())],
             "tokens": [float(train.at.tokens.min()), float(train.at.tokens.max())],
+            "widths": sorted({*zip(*(getattr(low, column).tolist() for column in TRAINING.values()), strict=True)}),
         },
         "bands": {name: list(band) for name, band in bands(resampled).items()},
         "bootstrap": len(resampled),
@@ -147,4 +149,5 @@ def open_law(name: str) -> SourcedLaw:
         ranges = tuple(training["parameters"]), tuple(training["tokens"])
         source = f"{path}, {document['source']}"
         open_constants, warnings = frozenset(map(str, document["undetermined"])), tuple(map(str, document["warnings"]))
-        return SourcedLaw(law, source, *ranges, undetermined=open_constants, warnings=warnings)
+        widths = frozenset(tuple(map(float, each)) for each in training.get("widths", ()))
+        return SourcedLaw(law, source, *ranges, undetermined=open_constants, warnings=warnings, widths=widths)

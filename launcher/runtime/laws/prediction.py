@@ -1,7 +1,7 @@
 """Predict with a law the loss of a configuration, also at other widths, and better ways to spend its compute."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -120,6 +120,7 @@ def predict(
     unanswered = open_questions(law, sourced.undetermined)
     known = {TRAINING[index] for index in law.indices} if isinstance(law, PrecisionLaw) else set(law.USES)
     unknown = [width for width, value in bits.items() if value != BF16 and width not in known]
+    stranger = None if unknown else _of_other_widths(sourced, bits)
     notes = list(dict.fromkeys([*_notes(name, sourced, parameters, tokens), *unanswered.values()]))
     guessing = math.log(vocab_size)
     if loss > guessing:
@@ -128,8 +129,10 @@ def predict(
         )
     if unknown:
         notes.append(f"this law knows no {', '.join(unknown)}: what training in this precision costs is left out")
+    if stranger:
+        notes.append(stranger)
     try:
-        at_bits = None if unknown else float(law.loss(_in_training(parameters, tokens, precision)))
+        at_bits = None if unknown or stranger else float(law.loss(_in_training(parameters, tokens, precision)))
     except ValueError as error:  # it asks for a format or a group size, which this precision has not
         at_bits = None
         notes.append(f"the loss in this precision is left out: {error}")
@@ -178,6 +181,18 @@ def _check_whole(law: Law, name: str) -> None:
             f"law {name}: has no {', '.join(lacking)}, so it predicts no loss, only what quantization adds: it serves "
             f"{serves}; plan.py needs a whole law, such as kumar2411 or one of launcher/fit.py"
         )
+
+
+def _of_other_widths(sourced: SourcedLaw, bits: Mapping[str, int]) -> str | None:
+    """Return why a law that is about the bits of its points says nothing of these, or None if it may."""
+    widths = tuple(bits.values())
+    if not sourced.law.ONE_FORMAT or not sourced.widths or {*widths} == {BF16} or widths in sourced.widths:
+        return None
+    known = " or ".join("/".join(f"{width:g}" for width in each) for each in sorted(sourced.widths))
+    return (
+        f"this law is about training in {known} bits of weights/activations/KV cache: what training in "
+        f"{'/'.join(map(str, widths))} costs is left out"
+    )
 
 
 def _in_training(parameters: int, tokens: int, precision: PrecisionConfig) -> Points:

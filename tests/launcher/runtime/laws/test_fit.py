@@ -20,7 +20,7 @@ from plumbline.launcher.runtime.system import cli
 from plumbline.model.quantization.precision import PrecisionConfig
 from plumbline.model.scaling_laws.points import points
 from plumbline.model.scaling_laws.published import KUMAR, published
-from plumbline.model.scaling_laws.variants import FloatLaw
+from plumbline.model.scaling_laws.variants import FloatLaw, GranularityLaw
 from tests.conftest import REPOSITORY
 
 if TYPE_CHECKING:
@@ -396,6 +396,38 @@ def test_plan_predicts_with_the_format_and_groups_of_a_configuration(
     unknown = predicted("4")
     assert unknown["loss_at_bits"] is None
     assert any(note.startswith("the loss in this precision is left out: weight_format: ") for note in unknown["notes"])
+
+
+def test_a_law_of_one_format_states_no_loss_in_another(run: Run, tiny_config: Path, tmp_path: Path) -> None:
+    base = {name: getattr(KUMAR, name) for name in CHINCHILLA}
+    law = GranularityLaw(**base, k=1.0, gamma_D=0.1, gamma_N=0.2, gamma_G=0.8)
+    rows = []
+    for size in (30_000_000, 100_000_000, 220_000_000):
+        for tokens in (1_500_000_000, 6_000_000_000, 26_000_000_000):
+            for bits, group in ((16, None), (4, 16), (4, 32), (4, 128)):
+                loss = float(law.loss(points(size, tokens, bits, bits, group_size=group or np.nan)))
+                of = {"weight_bits": bits, "activation_bits": bits, "group_size": group, "loss": loss}
+                rows.append({**ROW, "parameters": size, "tokens": tokens, **of})
+    file, folder = write(tmp_path / "points.jsonl", rows), tmp_path / "out"
+    assert run(fit.main, file, "--output", folder, "--form", "granularity", "--bootstrap", "0")[0] == 0
+    asked = ("--config", tiny_config, "--law", folder / "law.json", "--json")
+
+    def predicted(**formats: str) -> dict[str, Any]:
+        quantizer = "precision.{}={{format: {}, granularity: group, group_size: 16}}"
+        keys = [quantizer.format(site, name) for site, name in formats.items()]
+        found: dict[str, Any] = json.loads(run(plan.main, *asked, *keys)[1])["law"]
+        return found
+
+    fine, plain = predicted(weights="int4", activations="int4"), predicted()
+    assert fine["loss_at_bits"] > fine["loss"] == plain["loss_at_bits"]
+    for formats, widths in (({"weights": "int8", "activations": "int8"}, "8/8/16"), ({"weights": "int4"}, "4/16/16")):
+        other = predicted(**formats)
+        assert other["loss_at_bits"] is None
+        assert (
+            "this law is about training in 4/4/16 bits of weights/activations/KV cache: what training in "
+            f"{widths} costs is left out"
+        ) in other["notes"]
+    assert not any("this law is about" in note for note in (*fine["notes"], *plain["notes"]))
 
 
 def test_plan_without_a_law_does_not_mention_one(run: Run, tiny_config: Path) -> None:
