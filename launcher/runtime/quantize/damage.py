@@ -61,19 +61,25 @@ def compare(base: LoadedModel, quantized: LoadedModel, batches: Iterable[Mapping
     rows = []
     for batch in batches:
         labels = batch["labels"].to(base.device)
-        valid = labels >= 0
-        before, after = (model.logits(batch).log_softmax(-1) for model in (base, quantized))  # (B, T, V)
-        targets = labels.clamp_min(0)[..., None]
-        columns = (
-            torch.ones_like(before[..., 0]),
-            -before.gather(-1, targets)[..., 0],
-            -after.gather(-1, targets)[..., 0],
-            (before.exp() * (before - after)).sum(-1),
-            (before.argmax(-1) == after.argmax(-1)).float(),
-        )
-        rows.append(torch.stack([(column.double() * valid).sum(1) for column in columns], dim=1).cpu())
+        logits = [model.logits(batch) for model in (base, quantized)]  # (B, T, V)
+        # One sequence at a time: with a large vocabulary, each tensor of the size of the logits takes gigabytes
+        rows.append(torch.stack([_sums(*each) for each in zip(labels, *logits, strict=True)]).cpu())
     sums = torch.cat(rows)
     return SequenceSums(*sums[sums[:, 0] > 0].unbind(1))  # rows that only pad the last batch are not sequences
+
+
+def _sums(labels: Tensor, base_logits: Tensor, logits: Tensor) -> Tensor:
+    """Return the sums over the predicted tokens of a sequence, [5], from labels [T] and logits [T, V]."""
+    before, after = base_logits.log_softmax(-1), logits.log_softmax(-1)
+    targets = labels.clamp_min(0)[:, None]
+    columns = (
+        torch.ones_like(before[:, 0]),
+        -before.gather(-1, targets)[:, 0],
+        -after.gather(-1, targets)[:, 0],
+        (before.exp() * (before - after)).sum(-1),
+        (before.argmax(-1) == after.argmax(-1)).float(),
+    )
+    return torch.stack([(column.double() * (labels >= 0)).sum() for column in columns])
 
 
 def damage(sums: SequenceSums, split: WindowStream) -> Damage:
