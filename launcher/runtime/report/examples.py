@@ -26,16 +26,18 @@ def solved_and_failed(history: History) -> Group | None:
     Return None if there is no such task, or no checkpoint is left. If something cannot be opened, warn, since the rest
     of the report does not need it.
     """
-    if not (history.complete and checkpoints(history.folder / "checkpoints")):
+    if not history.complete:
         return None
     try:
+        if not checkpoints(history.folder / "checkpoints"):
+            return None
         data = config_in(history.folder).data
         sources = data.held_out_tasks.values()
         task = next((source.task for source in sources if source.task and source.task.name in pictures.DRAW), None)
         if task is None:
             return None
         model = load_model(history.folder, torch.device("cpu"), with_objective=True)
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         LOG.warning(f"no pictures of examples: {error}")
         return None
     examples = list(answered(model, TaskSource(task).held_out, data.sequence_length))

@@ -300,3 +300,16 @@ def test_what_cannot_be_opened_is_a_warning(
     assert (
         f"warning: no pictures of examples: {folder}/checkpoints: holds no whole checkpoint" in capsys.readouterr().err
     )
+
+
+@pytest.mark.parametrize("closed", ["config_in", "checkpoints"])
+def test_what_another_user_has_closed_is_a_warning(
+    closed: str, tiny_config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(path: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    folder = complete(tmp_path, tiny_config, MAZE)
+    monkeypatch.setattr(examples, closed, refused)
+    assert solved_and_failed(read_history(folder)) is None
+    assert f"warning: no pictures of examples: [Errno 13] Permission denied: '{folder}" in capsys.readouterr().err
