@@ -75,7 +75,7 @@ def count_of(gpus: str) -> int:
 
 def _seconds(time: str) -> int | None:
     """Return the seconds of a time limit as sbatch reads it, or None if it is unlimited."""
-    if time in ("0", "UNLIMITED", "INFINITE"):
+    if time.upper() in ("0", "UNLIMITED", "INFINITE"):  # sinfo prints the last in small letters
         return None
     found = re.fullmatch(r"(?:(?P<days>\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", time)
     if found is None:

@@ -190,7 +190,9 @@ def test_a_time_limit_without_time_to_train_is_refused(time: str) -> None:
     Request(time=time, notice=240)
 
 
-@pytest.mark.parametrize("time", ["7", "7:00", "0:07:00", "0-1", "0-0:7", "1-00:00:00", "0", "UNLIMITED", None])
+@pytest.mark.parametrize(
+    "time", ["7", "7:00", "0:07:00", "0-1", "0-0:7", "1-00:00:00", "0", "UNLIMITED", "infinite", None]
+)
 def test_other_time_limits_are_taken(time: str | None) -> None:
     Request(time=time)
 
