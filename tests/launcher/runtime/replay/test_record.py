@@ -14,7 +14,7 @@ from plumbline.launcher.runtime.config.load import load_config, save_config
 from plumbline.launcher.runtime.replay.record import METRICS, Difference, contradictions, read_record
 from plumbline.launcher.runtime.replay.search import Found
 from plumbline.launcher.runtime.replay.spike import Explanation, standings
-from plumbline.launcher.runtime.replay.text import spike_lines, verify_lines
+from plumbline.launcher.runtime.replay.text import spike_lines, verify_facts, verify_lines
 from plumbline.launcher.runtime.replay.windows import Verification, Window, windows
 from plumbline.launcher.runtime.run.chain import CHAIN, ChainFile, Step
 from plumbline.launcher.runtime.run.interventions import INTERVENTIONS, Intervention, write_interventions
@@ -108,6 +108,14 @@ def test_a_window_ends_where_a_start_changed_what_is_trained(
         f"left out {its}: a later start changed what is trained, and their configuration is kept nowhere"
         for its in left_out
     ]
+
+
+@pytest.mark.parametrize(("wanted", "verdict"), [(0, "verified"), (1, "consistent")])
+def test_a_run_of_which_no_step_could_be_computed_again_is_not_verified(run: Path, wanted: int, verdict: str) -> None:
+    found = Verification(read_record(run), [], [], [])
+    assert verify_facts(found, wanted)["verdict"] == verdict
+    *_, last = verify_lines(found, wanted)
+    assert last == ("verified" if not wanted else "the records agree with each other, but no step was computed again")
 
 
 @pytest.mark.parametrize("file", [METRICS, STARTS])
