@@ -222,8 +222,12 @@ def test_a_run_that_cannot_be_read_leaves_the_others_in_the_table() -> None:
             write(root / run, status_of(7))
         (root / "damaged" / INTERVENTIONS).write_text('{"x": 1}\n')
         (root / "closed").chmod(0o700 if os.geteuid() == 0 else 0)
+        (root / "others").mkdir(mode=0o711 if os.geteuid() == 0 else 0o311)  # may be entered, not listed
         with as_somebody_else():
+            with pytest.raises(PermissionError, match=f"{root}/others"):
+                runs_of(root / "others")
             found = [look(folder, []) for folder in runs_of(root)]
+            assert runs_of(root / "closed") == [root / "closed"]
         (root / "closed").chmod(0o700)
     assert [(its.folder.name, its.state) for its in found] == [
         ("closed", "unreadable"), ("damaged", "unreadable"), ("open", "dead")

@@ -97,10 +97,13 @@ def runs_of(folder: Path) -> list[Path]:
         ValueError: no run was ever started there.
     """
     cells = folder / "runs"
-    root = cells if cells.is_dir() else folder
+    try:
+        root = cells if cells.is_dir() else folder
+    except PermissionError:  # what it is cannot be told, and must not hide the others that were asked for
+        return [folder]
     if root == folder and is_run(folder):
         return [folder]
-    found = sorted(filter(is_run, root.glob("*")))
+    found = sorted(filter(is_run, root.iterdir() if root.is_dir() else ()))  # glob takes a closed folder for empty
     if not found:
         raise ValueError(f"{folder.resolve()}: no run was ever begun there; give a run folder, such as runs/quickstart")
     return found
