@@ -1,6 +1,7 @@
 """Share code of entry points: options, one clear line for a user's error, and a traceback for a bug."""
 
 import argparse
+import io
 import json
 import os
 import platform
@@ -127,6 +128,8 @@ def code_of(command: Callable[[], int | None], interrupted: str = "interrupted")
         command: the entry point.
         interrupted: message after the first Ctrl-C; the second ends the command at once.
     """
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a character that its encoding lacks would end the command halfway
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         with interrupts().tidily():
             code = command() or 0

@@ -1,4 +1,4 @@
-"""A command whose output nobody reads any more, as behind `| head`, ends without a word."""
+"""A command whose output nobody reads any more, as behind `| head`, ends without a word; what reads it gets it all."""
 
 import subprocess
 import sys
@@ -44,3 +44,12 @@ def test_another_pipe_that_breaks_is_an_error(capsys: pytest.CaptureFixture[str]
 
     assert cli.code_of(main) == UNUSABLE
     assert "the store hung up" in capsys.readouterr().err
+
+
+def test_a_character_that_the_terminal_lacks_is_escaped() -> None:
+    script = f"{BEGIN}cli.run(lambda: print('caf\\xe9 \\udcff'))"
+    words = [sys.executable, "-c", script]
+    done = subprocess.run(
+        words, env={**environment(), "PYTHONIOENCODING": "ascii"}, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "caf\\xe9 \\udcff\n", "")
