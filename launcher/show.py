@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 OF_STEP = ("rank", "world_size", "loss")
 """Options that go with --step only."""
-OF_LOSS = ("checkpoint",)
+OF_LOSS = ("checkpoint", "device")
 """Options that go with --loss only."""
 
 
@@ -59,6 +59,10 @@ def parse_arguments() -> argparse.Namespace:
         misplaced = [] if getattr(arguments, needed) else cli.given(arguments, names)
         if misplaced:
             parser.error(f"{misplaced[0]} goes with --{needed}: give it, or leave this out")
+    if arguments.dtype != parser.get_default("dtype") and not arguments.loss:
+        parser.error("--dtype goes with --loss: give it, or leave this out")
+    if arguments.full and arguments.find is not None:
+        parser.error("--full shows samples in full, and --find none: leave one of them out")
     if arguments.world_size is not None and arguments.rank is None:
         parser.error("--world-size goes with --rank: a step holds the same samples for every number of ranks")
     return arguments
