@@ -13,6 +13,7 @@ reachability, the page shows examples that it solves and fails. docs/diagnostics
 """
 
 import argparse
+import os
 from pathlib import Path
 from typing import Any
 
@@ -66,9 +67,13 @@ def main() -> None:
     """Read the folders, write the page, print a summary."""
     arguments = parse_arguments()
     folders: list[Path] = arguments.folders
+    if files := [folder for folder in folders if not folder.is_dir()]:
+        raise ValueError(f"{files[0]}: is a file; give the folder of the run, sweep or rows that it belongs to")
     output: Path = arguments.output or default_output(folders)
     if not output.parent.is_dir():
         raise ValueError(f"--output {output}: no folder {output.parent}; make it first")
+    if not os.access(output.parent, os.W_OK):  # such as the folder of somebody else's run
+        raise ValueError(f"{output}: {output.parent} cannot be written to; name a file elsewhere by --output")
     if arguments.output is not None or len(folders) > 1:
         check_replaceable_file(output, START)
     text, document, lines = make_page(folders, arguments.by or "tokens")

@@ -358,6 +358,23 @@ def test_a_page_that_cannot_be_written_is_refused(command: Command, tmp_path: Pa
     assert "no folder" in done.stderr
 
 
+def test_a_file_of_a_run_is_no_folder(command: Command, tmp_path: Path) -> None:
+    file = write_run(tmp_path / "run", {"step": 1, "loss": 3.0}) / "metrics.jsonl"
+    done = command("report", file)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"error: {file}: is a file; give the folder of the run")
+
+
+def test_a_page_of_a_run_in_a_closed_folder_goes_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_run(tmp_path / "run", {"step": 1, "loss": 3.0})
+    monkeypatch.setattr("os.access", lambda path, _: path != folder)
+    monkeypatch.setattr(sys, "argv", ["report.py", str(folder)])
+    with pytest.raises(ValueError, match="cannot be written to; name a file elsewhere by --output"):
+        report.main()
+    monkeypatch.setattr(sys, "argv", ["report.py", str(folder), "--output", str(tmp_path / "page.html")])
+    report.main()
+
+
 def test_a_page_replaces_only_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, output = write_run(tmp_path / "run", {"step": 1, "loss": 3.0}), tmp_path / "page.html"
     monkeypatch.setattr(sys, "argv", ["report.py", str(folder), "--output", str(output)])
