@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -228,6 +229,19 @@ def test_a_run_is_shown_with_its_sources(
 def test_what_cannot_be_shown_is_named(recorded: Recorded, show: Show, words: tuple[Any, ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         show(recorded.run.folder, *words)
+
+
+@pytest.mark.parametrize("written", ["[]", '{"world_size": null}', "{}"])
+def test_a_number_of_ranks_that_no_file_tells_is_asked_for(
+    recorded: Recorded, show: Show, tmp_path: Path, written: str
+) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(recorded.run.folder, folder, ignore=shutil.ignore_patterns("checkpoints"))
+    (folder / "environment.json").write_text(written)
+    with pytest.raises(
+        ValueError, match=r"environment\.json: does not say how many ranks there were; give --world-size"
+    ):
+        show(folder, "--step", 3, "--rank", 0)
 
 
 def test_a_run_on_a_file_is_scored_and_continues_text(

@@ -237,6 +237,17 @@ def test_a_run_that_cannot_be_read_leaves_the_others_in_the_table() -> None:
     assert [cells(its)[:2] for its in found] == [(its.folder.name, its.state) for its in found]
 
 
+def test_a_number_that_is_none_is_named(tmp_path: Path) -> None:
+    write(tmp_path, status_of(7))
+    file = tmp_path / "status.json"
+    document = json.loads(file.read_text())
+    file.write_text(json.dumps({**document, "tokens_per_second": "fast"}))
+    found = look(tmp_path, [])
+    assert found.state == "unreadable"
+    assert str(file) in str(found.why)
+    assert "tokens_per_second = 'fast': a number is expected" in str(found.why)
+
+
 def test_nothing_that_a_run_says_reaches_the_terminal_as_a_command(command: Command, tmp_path: Path) -> None:
     run = write(tmp_path / "a\x1b]0;b\a", replace(status_of(7, why="\x1b[2Jgone\r"), state="\x9bfailed"))
     made = Intervention("2026-01-01T00:00:00+00:00", "spike", "\x1b[1mloss", 3, 4, 2, (2, 4))

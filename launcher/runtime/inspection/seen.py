@@ -151,7 +151,7 @@ class SeenRun:
         file = self.folder / "environment.json"
         try:
             return int(json.loads(file.read_text(encoding="utf-8"))["world_size"])
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{file}: does not say how many ranks there were; give --world-size") from error
 
     def find(self, text: str, most: int) -> Iterator[tuple[str, Found]]:

@@ -166,7 +166,7 @@ def accused(folder: Path, nodes: Sequence[str]) -> dict[str, str]:
     """
     found = {}
     for file in folder.glob(f"{ACCUSED}/*.json"):
-        with suppress(OSError, ValueError, KeyError):  # a hint, without which the job can continue too
+        with suppress(OSError, ValueError, KeyError, TypeError):  # a hint, without which the job can continue too
             word = json.loads(file.read_text(encoding="utf-8"))
             if file.stem in nodes and (word["job"], word["restart"]) == (job_id(), restart_count()):
                 found[file.stem] = word["fault"]

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from plumbline.launcher.runtime.system.attempts import (
+    ACCUSED,
     LACKING,
     VARIABLE,
     WRONG,
@@ -119,6 +120,7 @@ def test_what_was_said_against_nodes_holds_for_one_attempt_of_a_job(
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
     assert accused(tmp_path, NODES) == {}
     accuse(tmp_path, ["n2"], LACKING)
+    (tmp_path / ACCUSED / "n1.json").write_text("[]")
     assert accused(tmp_path, NODES) == {"n2": LACKING}
     monkeypatch.setenv("SLURM_JOB_ID", "8")
     assert accused(tmp_path, NODES) == {}
