@@ -1,12 +1,21 @@
-"""Feed a batch of packed documents to a causal language model of transformers."""
+"""Feed a batch of packed documents, or a cache, to a causal language model of transformers."""
 
 from collections.abc import Mapping
+from inspect import signature
 from typing import Any
 
 from torch import Tensor, nn
 
 DOCUMENT_MASK = "document_mask"
 """Key of an exported config.json: the run was trained so that the documents of a sample do not see each other."""
+
+CACHE = ("cache", "past_key_values")
+"""Names of a cache in transformers: since 5.24, and before."""
+
+
+def cache_argument(module: nn.Module) -> str:
+    """Return the name by which a module of transformers takes a cache: the older one if its signature has neither."""
+    return next((name for name in CACHE if name in signature(module.forward).parameters), CACHE[-1])
 
 
 def stock_inputs(module: nn.Module, batch: Mapping[str, Tensor]) -> dict[str, Any]:

@@ -33,7 +33,7 @@ from plumbline.model.generation import Reader, cached_reader, continue_together
 from plumbline.model.lookahead.generation import Drafts, Trigger, generate_thinking, generate_verified
 from plumbline.model.objectives.objective import Decoding, Objective, TrainedLM
 from plumbline.model.sampling import check_room, check_sampling
-from plumbline.model.stock_inputs import stock_inputs
+from plumbline.model.stock_inputs import CACHE, cache_argument, stock_inputs
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -242,6 +242,7 @@ def refuse_own_thinker(folder: Path) -> None:
 def stock_reader(module: nn.Module) -> Reader:
     """Return a reader that uses a transformers model and its cache, or rereads all tokens if it has no cache."""
     keeps = "logits_to_keep" in inspect.signature(module.forward).parameters
+    argument = cache_argument(module)
     options: dict[str, Any] = {"use_cache": True, **({"logits_to_keep": 1} if keeps else {})}
     seen: Tensor | None = None
     cache: Any = None
@@ -252,8 +253,8 @@ def stock_reader(module: nn.Module) -> Reader:
         if cache is None:
             said = module(input_ids=seen, **options)
         else:
-            said = module(input_ids=tokens, past_key_values=cache, **options)
-        cache = getattr(said, "past_key_values", None)
+            said = module(input_ids=tokens, **{argument: cache}, **options)
+        cache = next((held for name in CACHE if (held := getattr(said, name, None)) is not None), None)
         return said.logits[:, -1].float()  # type: ignore[no-any-return]
 
     return read

@@ -13,6 +13,7 @@ to the text up to token i and to their own thought. The folder's model class run
 and attention that takes a mask (eager, sdpa).
 """
 
+import inspect
 import json
 import re
 from collections.abc import Iterator
@@ -61,6 +62,8 @@ class Stream:
 
     def __init__(self, model: Any, window: int | None) -> None:
         self.model, self.window = model, window
+        takes = inspect.signature(model.base_model.forward).parameters
+        self.argument = "cache" if "cache" in takes else "past_key_values"  # since transformers 5.24, and before
         self.cache = DynamicCache()  # without the model's config, so that layers with a window drop nothing
         self.positions = torch.empty(0, dtype=torch.int64, device=model.device)
 
@@ -81,7 +84,7 @@ class Stream:
             **inputs,
             position_ids=places[None],
             attention_mask=mask[None, None],
-            past_key_values=self.cache,
+            **{self.argument: self.cache},
             use_cache=True,
         )
         states: Tensor = output.last_hidden_state

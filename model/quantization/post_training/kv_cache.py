@@ -10,7 +10,7 @@ from plumbline.model.attention.kind import Attention
 from plumbline.model.decoder import CausalLM
 from plumbline.model.quantization.precision import StoredRounded
 from plumbline.model.quantization.quantizer import Quantizer
-from plumbline.model.stock_inputs import DOCUMENT_MASK
+from plumbline.model.stock_inputs import CACHE, DOCUMENT_MASK, cache_argument
 
 
 def check_kv_cache(model: nn.Module, *quantizers: Quantizer | None) -> None:
@@ -67,16 +67,15 @@ def round_kv_cache(model: nn.Module, keys: Quantizer | None, values: Quantizer |
     stored = StoredRounded(keys, values)
 
     def give_cache(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
-        # Its name until transformers 5.23, and since
-        is_given = any(kwargs.get(name) is not None for name in ("past_key_values", "cache"))
-        if is_given or kwargs.get("use_cache") is False:
+        if kwargs.get("use_cache") is False:
             return None
-        return args, {**kwargs, "past_key_values": _rounding_cache(model.config, stored), "use_cache": True}
+        given = give_own(model, args, kwargs)
+        return given and (args, {**given[1], "use_cache": True})
 
-    def give_own(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
-        if kwargs.get("past_key_values") is not None:
+    def give_own(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
+        if any(kwargs.get(name) is not None for name in CACHE):
             return None
-        return args, {**kwargs, "past_key_values": _rounding_cache(model.config, stored)}
+        return args, {**kwargs, cache_argument(module): _rounding_cache(model.config, stored)}
 
     model.register_forward_pre_hook(give_cache, with_kwargs=True)
     for attention in _attentions(model) if getattr(model.config, DOCUMENT_MASK, False) else ():
@@ -88,7 +87,7 @@ def _attentions(model: nn.Module) -> list[nn.Module]:
     return [
         module
         for module in model.modules()
-        if hasattr(module, "layer_idx") and "past_key_values" in signature(module.forward).parameters
+        if hasattr(module, "layer_idx") and cache_argument(module) in signature(module.forward).parameters
     ]
 
 

@@ -19,6 +19,7 @@ from plumbline.model.quantization.layers import QuantizedLinear, replace_linears
 from plumbline.model.quantization.post_training.apply import quantize_model
 from plumbline.model.quantization.post_training.recipes import Recipe, named_recipe
 from plumbline.model.quantization.quantizer import Quantizer
+from plumbline.model.stock_inputs import cache_argument
 from tests.model.conftest import loaded, stock_model
 
 MakeModel = Callable[..., CausalLM]
@@ -149,19 +150,20 @@ def test_a_stock_model_attends_to_what_its_cache_would_store(
     quantize_model(model, Recipe(name="keys", keys=by_token))
     whole = model(tokens)
     assert (whole.logits - expected).abs().max() > 1e-3
-    layer = whole.past_key_values.layers[1]
+    name = cache_argument(model)
+    layer = whole[name].layers[1]
     assert all(len(row.unique()) <= 15 for row in layer.keys.flatten(0, 2))
     assert layer.values.unique().numel() > 300  # the recipe rounds keys only
     cache, steps = None, []
     for piece in tokens.split([20, 1, 3], dim=1):
-        out = model(piece, past_key_values=cache) if cache else model(piece)
-        cache = out.past_key_values
+        out = model(piece, **{name: cache}) if cache else model(piece)
+        cache = out[name]
         steps.append(out.logits)
     torch.testing.assert_close(torch.cat(steps, dim=1), whole.logits, rtol=1e-4, atol=1e-4)
     from transformers import DynamicCache
 
     own = DynamicCache(config=model.config)
-    torch.testing.assert_close(model(tokens, past_key_values=own).logits, expected)
+    torch.testing.assert_close(model(tokens, **{name: own}).logits, expected)
 
 
 @torch.no_grad()

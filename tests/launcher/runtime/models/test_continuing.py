@@ -27,6 +27,7 @@ from plumbline.launcher.runtime.models.continuing import (
 from plumbline.launcher.runtime.models.facts import ModelFacts, model_facts
 from plumbline.launcher.runtime.models.open import LoadedModel, load_tokenizer, stock_reader
 from plumbline.launcher.runtime.train import samples
+from plumbline.model.stock_inputs import CACHE
 from tests.data.made import begins_texts
 
 TEXT = "naïve café 😀 → 東京\tend\n\n  of «text» 😀😀"
@@ -306,7 +307,7 @@ def test_a_stock_model_reads_a_prompt_once_and_keeps_its_precision(stock: Path) 
     def note(_module: nn.Module, _arguments: Any, named: dict[str, Any], output: Any) -> None:
         lengths.append(named["input_ids"].size(1))
         assert output.logits.size(1) == 1, "logits of the last token only"
-        caches.append(output.past_key_values)
+        caches.append(next(output[name] for name in CACHE if name in output))
 
     module.register_forward_hook(note, with_kwargs=True)
     read = stock_reader(module)
