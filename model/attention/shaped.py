@@ -39,7 +39,7 @@ class ShapedAttention(SoftmaxAttention):
             replace(rule, std=_query_std) if rule.name == r"q_proj\.weight" else rule
             for rule in SoftmaxAttention.tensors
         ),
-        TensorRule("shape_gains", "hidden_norm", start=1.0),
+        TensorRule("shape_gains", "hidden_norm", ("width", "heads"), start=1.0),
     )
     needs = (
         Need({"attn_logit_softcapping": (None,), "attention_sink": (False,)}, "is another map"),

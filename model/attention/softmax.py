@@ -50,7 +50,7 @@ class SoftmaxAttention(Attention):
         TensorRule(
             r"k_whole_norm\.weight", "hidden_norm", ("width", "key_value"), _qk_norm_start, trains=_qk_norm_trains
         ),
-        TensorRule("sinks", "hidden_norm"),
+        TensorRule("sinks", "hidden_norm", ("width", "heads")),
         TensorRule("value_mix", "hidden_scalar", start=0.5),
     )
     needs: ClassVar[tuple[Need, ...]] = ()

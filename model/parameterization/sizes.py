@@ -22,6 +22,8 @@ class Sizes:
     """Key/value heads x head_dim: output of k_proj and v_proj."""
     head_dim: float
     """Width of one head."""
+    heads: float
+    """Query heads."""
     gate: float
     """Outputs of the attention's gate: one per query head, or one per channel of each head."""
     intermediate: float
@@ -41,7 +43,15 @@ def sizes(model: ModelConfig, config: ParameterizationConfig) -> Sizes:
     """Return the ratios of `model` to the base, as the rule sees them."""
     if not config.scales_width or config.base_hidden_size is None:
         return Sizes(
-            width=1.0, depth=1.0, alpha=1.0, query=1.0, key_value=1.0, head_dim=1.0, gate=1.0, intermediate=1.0
+            width=1.0,
+            depth=1.0,
+            alpha=1.0,
+            query=1.0,
+            key_value=1.0,
+            head_dim=1.0,
+            heads=1.0,
+            gate=1.0,
+            intermediate=1.0,
         )
     width = model.hidden_size / config.base_hidden_size
     depth = alpha = 1.0
@@ -60,6 +70,7 @@ def sizes(model: ModelConfig, config: ParameterizationConfig) -> Sizes:
         query=query,
         key_value=ratio(model.num_key_value_heads, config.base_num_key_value_heads, head_dim),
         head_dim=head_dim,
+        heads=query / head_dim,
         gate=query / head_dim if model.attention_gate == "head" else query,
         intermediate=ratio(model.intermediate_size, config.base_intermediate_size),
     )

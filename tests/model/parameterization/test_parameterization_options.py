@@ -105,6 +105,21 @@ def test_gains_of_a_whole_projection_scale_with_its_outputs(make_config: MakeCon
         assert rows[name].gradient_growth == pytest.approx(fan_out**-0.5, rel=1e-12), name
 
 
+@pytest.mark.parametrize(
+    ("name", "switches"),
+    [("sinks", {"attention_sink": True}), ("shape_gains", {"attention": "shaped", "shaped_gains": "learned"})],
+)
+def test_numbers_of_heads_scale_with_how_many_there_are(
+    make_config: MakeConfig, name: str, switches: dict[str, Any]
+) -> None:
+    """A head's share of the gradient is one over their number, however wide each is."""
+    _, rows = table(make_config(**UNEVEN, **switches), **UNEVEN_BASE)
+    assert rows[name].eps == pytest.approx(BASE.eps / 3, rel=1e-12)
+    assert rows[name].gradient_growth == pytest.approx(3**-0.5, rel=1e-12)
+    _, rows = table(make_config(hidden_size=64, head_dim=16, **switches), base_head_dim=8)
+    assert (rows[name].eps, rows[name].gradient_growth) == pytest.approx((BASE.eps, 1.0), rel=1e-12)
+
+
 @pytest.mark.parametrize(("gate", "fan_out"), [("head", 3), ("elementwise", 6)])
 def test_a_gate_scales_with_the_outputs_that_it_has(make_config: MakeConfig, gate: str, fan_out: float) -> None:
     _, rows = table(make_config(**UNEVEN, attention_gate=gate), **UNEVEN_BASE)
