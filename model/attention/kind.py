@@ -22,8 +22,8 @@ class Attention(nn.Module):
     exclude must be supported. So each kind states its own, if only that it is empty.
     """
 
-    tensors: ClassVar[tuple[TensorRule, ...]]
-    """Roles and first values of its tensors."""
+    tensors: tuple[TensorRule, ...]
+    """Roles and first values of its tensors; a block may set others on its own attention."""
     needs: ClassVar[tuple[Need, ...]]
     """What it cannot be combined with, and why."""
     own_keys: ClassVar[tuple[str, ...]] = ()

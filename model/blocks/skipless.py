@@ -7,9 +7,10 @@ The identity in shaped attention carries the stream instead of the skip, and wha
 depth, as a branch beside a skip is. Without that a rate that is tuned at 4 layers collapses all tokens of a sequence
 into one at 32. The stream also passes through the gains of the norm and of the identity in every block, so these are
 scaled as what multiplies over the blocks. Values are the normed stream itself, except in the first block, which keeps
-its value projection.
+its value projection. Through that the whole stream passes, but once, so it is not scaled with depth.
 """
 
+from dataclasses import replace
 from types import MappingProxyType
 
 from torch import Tensor
@@ -45,6 +46,9 @@ class SkiplessBlock(Block):
         self.self_attn = attention_kind(config)(config, multipliers, layer, values=layer == 0, output=False)
         assert isinstance(self.self_attn, ShapedAttention), "`needs` asks for it"
         self.self_attn.residual = multipliers.residual
+        if layer == 0:  # the whole stream passes through its value projection, once at every depth
+            rules = self.self_attn.tensors
+            self.self_attn.tensors = tuple(replace(r, repeats=r.repeats and "v_proj" not in r.name) for r in rules)
         self.post_attention_layernorm = None if config.parallel else make_norm(config)
         self.mlp = MLP(config)
         self.mlp_residual = Residual(config, multipliers)

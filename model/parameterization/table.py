@@ -179,7 +179,8 @@ class _Table:
 
     def _size(self, name: str) -> Sizes:
         """Return the sizes that a tensor scales with."""
-        return self.stack if name.startswith("model.layers.") else self.stack.outside_the_stack()
+        repeats = name.startswith("model.layers.") and self.tensors[name].rule.repeats
+        return self.stack if repeats else self.stack.outside_the_stack()
 
     def _fans(self, name: str) -> tuple[float, float]:
         """Return the ratios of a tensor's fan-in and fan-out to the base's."""

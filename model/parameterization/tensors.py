@@ -62,6 +62,9 @@ class TensorRule:
     """How it is drawn; None: from a normal distribution around `start`."""
     trains: Callable[[ModelConfig], bool] = _always
     """Whether the optimizer updates it."""
+    repeats: bool = True
+    """Whether, inside the stack, there are as many of it as blocks. The only one of its kind is not scaled with
+    depth."""
 
     def first_value(self, model: ModelConfig) -> float:
         """Return the initial mean."""

@@ -179,6 +179,31 @@ def test_gradients_grow_as_the_table_expects(make_config: MakeConfig, direction:
         assert found == pytest.approx(expected, rel=0.3), role
 
 
+def test_the_value_projection_of_a_skipless_model_does_not_scale_with_depth(make_config: MakeConfig) -> None:
+    """The first block alone has it, and the whole stream passes through it."""
+    config = make_config(family="sas", num_hidden_layers=16)
+    values = {"rule": "depth_alpha", "depth_alpha": 0.5, "base_hidden_size": 32, "base_num_hidden_layers": 2}
+    rule, base = ParameterizationConfig.model_validate(values), OptimizerSettings(3e-3, 0.1, 1e-12)
+    places = {"values": "model.layers.0.self_attn.v_proj.weight", "keys": "model.layers.0.self_attn.k_proj.weight"}
+    deep, shallow = (
+        {row.name: row for row in parameter_table(model, rule, base)}
+        for model in (config, config.model_copy(update={"num_hidden_layers": 2}))
+    )
+    assert deep[places["values"]] == shallow[places["values"]]
+    assert deep[places["keys"]].lr == pytest.approx(8**-0.5 * shallow[places["keys"]].lr)
+    norms = []
+    for depth in (2, 16):
+        model, rows = build(config.model_copy(update={"num_hidden_layers": depth}), rule, base)
+        loss = mean_loss(batch(config, rows=8, length=32))
+        train(model, adam(model, rows), loss, steps=3)
+        model.zero_grad()
+        loss(model).backward()
+        gradient = model.get_parameter(places["values"]).grad
+        assert gradient is not None
+        norms.append(gradient.norm().item())
+    assert norms[1] / norms[0] == pytest.approx(1, rel=0.5), "8^-1/2 if it were a branch"
+
+
 def test_features_move_in_proportion_to_gamma_0(make_config: MakeConfig) -> None:
     config = make_config(hidden_size=64, num_attention_heads=2, num_hidden_layers=2)
     tokens = batch(config)
