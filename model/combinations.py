@@ -40,4 +40,4 @@ def check_model(config: ModelConfig) -> ModelConfig:
 
 def cautions(config: ModelConfig) -> list[str]:
     """Return warnings, a sentence each, about settings that are allowed but have been seen to fail."""
-    return block_kind(config).cautions(config)
+    return [*block_kind(config).cautions(config), *attention_kind(config).cautions(config)]

@@ -91,6 +91,11 @@ class Attention(nn.Module):
         return None
 
     @classmethod
+    def cautions(cls, _config: ModelConfig) -> list[str]:
+        """Return warnings, a sentence each, about settings that are allowed but have been seen to fail."""
+        return []
+
+    @classmethod
     def has_unregulated_logits(cls, _config: ModelConfig) -> bool:
         """Return whether nothing but the block's norms limits the size of the attention logits."""
         return False

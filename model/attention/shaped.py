@@ -70,6 +70,16 @@ class ShapedAttention(SoftmaxAttention):
         return None
 
     @classmethod
+    def cautions(cls, config: ModelConfig) -> list[str]:
+        """Warn of queries that start at zero and are never trained."""
+        if not config.frozen_qk or config.shaped_gains != "learned":
+            return []
+        return [
+            "model.frozen_qk = true with model.shaped_gains = learned: queries start at zero and stay there, so every "
+            "token attends to all before it alike; set one of them to false or fixed"
+        ]
+
+    @classmethod
     def has_unregulated_logits(cls, _config: ModelConfig) -> bool:
         """Return False: the map stays close to the identity."""
         return False

@@ -64,16 +64,6 @@ class SkiplessBlock(Block):
                 f"num_attention_heads x head_dim ({inner}) must equal hidden_size ({config.hidden_size})"
             )
 
-    @classmethod
-    def cautions(cls, config: ModelConfig) -> list[str]:
-        """Warn of queries that start at zero and are never trained."""
-        if not config.frozen_qk or config.shaped_gains != "learned":
-            return []
-        return [
-            "model.frozen_qk = true with model.shaped_gains = learned: queries start at zero and stay there, so every "
-            "token attends to all before it alike; set one of them to false or fixed"
-        ]
-
     def attention_input(self, x: Tensor) -> Tensor:
         """Return the normalised stream that attention reads."""
         return self.input_layernorm(x)  # type: ignore[no-any-return]

@@ -389,8 +389,9 @@ def test_switches_that_exclude_each_other_are_refused(
 def test_queries_that_stay_at_zero_get_a_warning(make_config: MakeConfig) -> None:
     assert cautions(make_config(family="sas")) == []
     assert cautions(make_config(family="sas", shaped_gains="fixed", frozen_qk=True)) == []
-    (caution,) = cautions(make_config(family="sas", frozen_qk=True))
-    assert "queries start at zero and stay there" in caution
+    for wiring in ({"family": "sas"}, {"attention": "shaped", "shaped_gains": "learned"}):
+        (caution,) = cautions(make_config(**wiring, frozen_qk=True))
+        assert "queries start at zero and stay there" in caution
 
 
 def test_unregulated_logits_without_norms_get_a_warning(make_config: MakeConfig) -> None:
