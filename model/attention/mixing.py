@@ -62,6 +62,7 @@ class MixingAttention(Attention):
                 "attention_gate": ("none",),
                 "value_residual": (False,),
                 "frozen_qk": (False,),
+                "rope_theta": (ModelConfig.model_fields["rope_theta"].default,),
                 "rope_scaling": (None,),
             },
             "has neither queries nor keys",

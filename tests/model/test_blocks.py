@@ -358,6 +358,7 @@ def test_scalars_sum_their_gradient_over_channels_and_vectors_do_not(make_config
             {"family": "mixit", "rope_scaling": {"rope_type": "linear", "factor": 2.0}},
             "attention = mixing has neither queries nor keys: rope_scaling = .* does not fit, set it to None",
         ),
+        ({"family": "mixit", "rope_theta": 5e5}, "rope_theta = 500000.0 does not fit, set it to 10000.0"),
         ({"rope_theta": 1.0}, "rope_theta\n  Input should be greater than 1"),
         (
             {"family": "gpt2", "rope_theta": 5e5},
