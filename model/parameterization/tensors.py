@@ -93,6 +93,12 @@ def tensor_rule(module: nn.Module, name: str) -> TensorRule:
     )
 
 
+def freeze(module: nn.Module, model: ModelConfig) -> None:
+    """Take the parameters of a model that its configuration keeps as they are out of training."""
+    for name, parameter in module.named_parameters():
+        parameter.requires_grad_(tensor_rule(module, name).trains(model))
+
+
 def matrix_rules(
     name: str, fan_in: str = "width", fan_out: str = "width", trains: Callable[[ModelConfig], bool] = _always
 ) -> tuple[TensorRule, ...]:

@@ -32,6 +32,7 @@ from plumbline.model.export.native import MODEL_TYPE
 from plumbline.model.generation import Reader, cached_reader, continue_together
 from plumbline.model.lookahead.generation import Drafts, Trigger, generate_thinking, generate_verified
 from plumbline.model.objectives.objective import Decoding, Objective, TrainedLM
+from plumbline.model.parameterization.tensors import freeze
 from plumbline.model.sampling import check_room, check_sampling
 from plumbline.model.stock_inputs import CACHE, cache_argument, stock_inputs
 
@@ -336,6 +337,7 @@ def _load_checkpoint(
             weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
         module.load_state_dict(weights, assign=True)
     module.tie_weights()
+    freeze(module, config.model)
     return LoadedModel(
         module=module.to(device, dtype).eval(),
         source=opened.folder,

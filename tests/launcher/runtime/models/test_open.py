@@ -6,10 +6,14 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 from plumbline.launcher.export import main
 from plumbline.launcher.runtime.export.hugging_face import export
 from plumbline.launcher.runtime.models.open import load_model
+from plumbline.launcher.runtime.optim.optimizer import parameter_groups
+from plumbline.model.decoder import CausalLM
+from tests.damage import reseal
 
 CPU = torch.device("cpu")
 
@@ -54,3 +58,22 @@ def test_an_export_that_would_replace_a_folder_is_refused_before_the_model_is_re
     monkeypatch.setattr(sys, "argv", ["export.py", "--model", str(trained), "--output", str(tmp_path)])
     with pytest.raises(ValueError, match="exists and is not an export"):
         main()
+
+
+def test_matrices_that_a_run_keeps_as_drawn_are_frozen_in_the_model_that_is_opened(
+    trained: Path, tmp_path: Path
+) -> None:
+    """An optimizer does not get them, so it would not clear their gradients either."""
+    step = Path(shutil.copytree(trained / "checkpoints" / "step_00000020", tmp_path / "step_00000020"))
+    config = step / "config.yaml"
+    values = yaml.safe_load(config.read_text())
+    values["model"]["frozen_mlp"] = True
+    config.write_text(yaml.safe_dump(values))
+    reseal(config)
+    opened = load_model(step, CPU)
+    assert isinstance(opened.module, CausalLM)
+    assert opened.config is not None
+    grouped = parameter_groups(opened.module, opened.config.parameterization, lr=0.01)
+    learns = {name for name, parameter in opened.module.named_parameters() if parameter.requires_grad}
+    assert not any(".mlp." in name for name in learns)
+    assert len(learns) == sum(len(group["params"]) for group in grouped)
