@@ -28,7 +28,10 @@ OBJECTIVES = {
     name: kind for kind in get_args(ObjectiveConfig) for name in get_args(kind.model_fields["name"].annotation)
 }
 KEYS: list[dict[str, Any]] = [
-    *({"name": name, "z_loss": 1e-4} for name in OBJECTIVES),
+    *(
+        {"name": name, **({"z_loss": 1e-4} if "z_loss" in kind.model_fields else {})}
+        for name, kind in OBJECTIVES.items()
+    ),
     *({"name": "latent_lookahead", "anchor_policy": policy} for policy in ("response_start", "random", "entropy")),
     {"name": "latent_lookahead", "commit": "thoughts", "growth": "fixed"},
 ]
