@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plumbline.launcher.runtime.run.interventions import Intervention, read_interventions
-from plumbline.launcher.runtime.run.status_file import RESULT
+from plumbline.launcher.runtime.run.status_file import RESULT, STATUS
 from plumbline.launcher.runtime.system.files import read_json_lines, read_object
 
 Floats = NDArray[np.float64]
@@ -126,9 +126,11 @@ def read_history(folder: Path) -> History:
     """Read a run folder; the run may still be in progress.
 
     Raises:
-        ValueError: it is not a run folder, or a file in it cannot be read, or metrics.jsonl is empty.
+        ValueError: it is not a run folder, it holds no numbers yet, or a file in it cannot be read.
     """
     file = folder / "metrics.jsonl"
+    if not file.is_file() and (folder / STATUS).is_file():
+        raise ValueError(f"{folder}: the run has logged nothing yet; status.py says where it stands")
     if not file.is_file():
         inside = f"{folder}/*" if any(folder.glob("*/metrics.jsonl")) else "runs/quickstart"
         raise ValueError(f"{folder}: no metrics.jsonl there; give a run folder, such as {inside}")
