@@ -307,8 +307,8 @@ def test_plan_says_everything_in_json(command: Command, tiny_config: Path) -> No
     assert facts["proportions"]["warmup_share"] == 0.1
     assert any(caution.startswith("0.0") for caution in facts["cautions"])
     assert facts["sizes"] == {
-        "width": 2.0, "depth": 2.0, "alpha": 1.0, "query": 2.0, "key_value": 2.0, "head_dim": 1.0, "gate": 2.0,
-        "intermediate": 2.0,
+        "width": 2.0, "depth": 2.0, "alpha": 1.0, "query": 2.0, "key_value": 2.0, "head_dim": 1.0, "heads": 2.0,
+        "gate": 2.0, "intermediate": 2.0,
     }  # fmt: skip
     assert facts["optimizer"]["lr"] == load_config(tiny_config, []).optimizer.lr
     multipliers = {"attention": 32**-0.5, "embedding": 1.0, "residual": 0.5, "output": 0.5, "skip": 1.0}

@@ -16,7 +16,7 @@ from plumbline.launcher.runtime.system.installation import ROOT
 
 SOURCES = ("launcher", "model", "data")
 PACKAGES = ("torch", "deepspeed", "transformers", "numpy")
-CERTIFIED = (("2.14.1", "0.19.8"), ("2.13.0", "0.19.8"), ("2.11.0", "0.19.8"))
+CERTIFIED = (("2.15.0", "0.19.8"), ("2.14.1", "0.19.8"), ("2.13.0", "0.19.8"), ("2.11.0", "0.19.8"))
 """torch and DeepSpeed with which tests/benchmarks/engine_certificate.py passes: docs/proofs.md has its results."""
 VARIABLES = ("OMP_NUM_THREADS", "CUDA_LAUNCH_BLOCKING", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 """Compared by value, like every NCCL_*, except names of interfaces, which may differ."""
