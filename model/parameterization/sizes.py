@@ -63,6 +63,7 @@ def sizes(model: ModelConfig, config: ParameterizationConfig) -> Sizes:
         return width if base is None else size / base * head_dim
 
     query = ratio(model.num_attention_heads, config.base_num_attention_heads, head_dim)
+    heads = query / head_dim
     return Sizes(
         width=width,
         depth=depth,
@@ -70,7 +71,7 @@ def sizes(model: ModelConfig, config: ParameterizationConfig) -> Sizes:
         query=query,
         key_value=ratio(model.num_key_value_heads, config.base_num_key_value_heads, head_dim),
         head_dim=head_dim,
-        heads=query / head_dim,
-        gate=query / head_dim if model.attention_gate == "head" else query,
+        heads=heads,
+        gate=heads if model.attention_gate == "head" else query,
         intermediate=ratio(model.intermediate_size, config.base_intermediate_size),
     )

@@ -101,10 +101,10 @@ def forget_offloaded_gradients(zero: Any, masters: Iterable[Tensor]) -> None:
     for master in masters:
         if master.grad is not None:
             master.grad.zero_()
-    if hasattr(zero, "accumulated_grads_in_cpu"):  # at stages 1 and 2
+    if hasattr(zero, "accumulated_grads_in_cpu"):  # at stages 1 and 2: the sums of bf16, and those of fp32
         zero.averaged_gradients.update(dict.fromkeys(zero.averaged_gradients))  # None, as after an update
-    for accumulated in getattr(zero, "accumulated_grads_in_cpu", {}).values():  # in fp32 at stages 1 and 2
-        accumulated.zero_()
+        for accumulated in zero.accumulated_grads_in_cpu.values():
+            accumulated.zero_()
 
 
 def finish_offloaded_gradients(zero: Any) -> None:

@@ -23,8 +23,6 @@ from plumbline.launcher.runtime.system.log import LOG
 STATUS, ATTEMPTS = "status.json", "attempts.jsonl"
 RESULT = "result.json"
 """File with the final scores, which exists when the run is complete."""
-NUMBERS = ("step", "total_steps", "tokens", "total_tokens", "loss", "tokens_per_second", "save_seconds")
-"""Keys of status.json that are numbers, or null."""
 INTERVAL = 5.0  # seconds between two writes while nothing happens
 SILENT = "ended without a word: killed, or its node failed"
 
@@ -86,9 +84,10 @@ class Status:
             saved = values["checkpoint"]
             values["checkpoint"] = None if saved is None else Saved(saved["step"], as_time(saved["time"]))
             values["updated"] = as_time(values["updated"])
-            for name in NUMBERS:
-                if not isinstance(values[name], int | float | None):
-                    raise ValueError(f"{name} = {values[name]!r}: a number is expected")
+            for field in fields(cls):
+                value, is_number = values[field.name], field.type in (int | None, float | None)
+                if is_number and not isinstance(value, int | float | None):
+                    raise ValueError(f"{field.name} = {value!r}: a number is expected")
         except (KeyError, TypeError) as error:
             raise ValueError(f"no status of a run: {type(error).__name__} {error}") from error
         return cls(**{**values, "attempt": Attempt.from_json(values["attempt"])})
