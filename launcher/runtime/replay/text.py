@@ -44,19 +44,25 @@ def verify_lines(found: Verification, wanted: int) -> Iterator[str]:
     first = found.first
     if first is not None:
         yield f"DIFFERS  from step {first.step} on, in {first.quantity}"
-    elif found.verdicts or not wanted:
+    elif _verdict(found, wanted) == "verified":
         yield "verified"
     else:
         yield "the records agree with each other, but no step was computed again"
 
 
+def _verdict(found: Verification, wanted: int) -> str:
+    """Return differs, verified, or consistent where steps were wanted and none could be computed again."""
+    if found.first is not None:
+        return "differs"
+    return "verified" if found.verdicts or not wanted else "consistent"
+
+
 def verify_facts(found: Verification, wanted: int) -> dict[str, Any]:
     """Return the same facts for programs."""
     first, chain = found.first, found.record.chain
-    verdict = "verified" if found.verdicts or not wanted else "consistent"  # of its records, no step was computed
     return {
         "run": str(found.record.folder),
-        "verdict": verdict if first is None else "differs",
+        "verdict": _verdict(found, wanted),
         "first": None if first is None else asdict(first),
         "head": chain.head,
         "steps": len(chain.steps),
