@@ -17,6 +17,8 @@ from pathlib import Path
 
 from plumbline.launcher.runtime.system import cli
 
+BATCH_SIZE = 8
+
 
 def parse_arguments() -> argparse.Namespace:
     """Read the command line."""
@@ -39,7 +41,7 @@ def parse_arguments() -> argparse.Namespace:
         help="number of sequences for GPTQ, AWQ and static ranges",
     )
     parser.add_argument("--sequence-length", type=cli.positive, help="tokens per window (default: as in training)")
-    parser.add_argument("--batch-size", type=cli.positive, default=8, help="windows per forward pass")
+    parser.add_argument("--batch-size", type=cli.positive, help=f"windows per forward pass (default: {BATCH_SIZE})")
     parser.add_argument(
         "--max-batches", type=cli.positive, help="score only so many batches, evenly spread (default: all)"
     )
@@ -51,8 +53,13 @@ def parse_arguments() -> argparse.Namespace:
         missing += ["output (or --save)"] if arguments.output is None and arguments.save is None else []
         if missing:
             parser.error(f"missing: {', '.join(f'--{name}' for name in missing)}; --list shows the recipes")
-        if arguments.save is not None and arguments.law is not None:
-            parser.error("--law does nothing with --save, which measures no loss")
+        if arguments.save is not None:
+            for name in ("law", "batch_size", "max_batches"):
+                if getattr(arguments, name) is not None:
+                    parser.error(f"--{name.replace('_', '-')} does nothing with --save, which measures no loss")
+            if arguments.device not in (None, "cpu"):
+                parser.error(f"--device {arguments.device}: --save quantizes on the CPU; leave it out")
+    arguments.batch_size = arguments.batch_size or BATCH_SIZE
     return arguments
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import sys
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from plumbline.launcher.quantize import parse_arguments
 from plumbline.launcher.runtime.export.verify import check_tokens
 from plumbline.launcher.runtime.laws.rows import read_rows
 from plumbline.launcher.runtime.models.open import LoadedModel, load_model
@@ -367,9 +369,22 @@ def test_the_command_line_lists_recipes_and_says_what_is_missing(command: Comman
     done = command("quantize", "--model", ".")
     assert done.returncode == 2
     assert done.stderr.endswith("error: missing: --data, --recipes, --output (or --save); --list shows the recipes\n")
-    saved = ("--model", ".", "--data", ".", "--recipes", "rtn-w4", "--save", "no", "--law", "kumar2411")
-    done = command("quantize", *saved)
-    assert (done.returncode, done.stderr.splitlines()[-1]) == (
-        2,
-        "quantize.py: error: --law does nothing with --save, which measures no loss",
-    )
+
+
+@pytest.mark.parametrize(
+    ("option", "error"),
+    [
+        ("--law kumar2411", "--law does nothing with --save, which measures no loss"),
+        ("--batch-size 8", "--batch-size does nothing with --save, which measures no loss"),
+        ("--max-batches 1", "--max-batches does nothing with --save, which measures no loss"),
+        ("--device cuda", "--device cuda: --save quantizes on the CPU; leave it out"),
+    ],
+)
+def test_options_that_save_would_ignore_are_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], option: str, error: str
+) -> None:
+    asked = f"quantize.py --model . --data . --recipes rtn-w4 --save no {option}"
+    monkeypatch.setattr(sys, "argv", asked.split())
+    with pytest.raises(SystemExit):
+        parse_arguments()
+    assert capsys.readouterr().err.splitlines()[-1] == f"quantize.py: error: {error}"
