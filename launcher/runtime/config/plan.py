@@ -193,7 +193,9 @@ def describe_settings(config: Config, plan: RunPlan) -> str:
     if config.horizon.tau is None:
         tau, decay = "", f", weight decay {given.weight_decay:g}"
     else:
-        tau, decay = f", tau {config.horizon.tau:g}", ""
+        grows = config.horizon.tau_exponent != 0
+        at = f" at {config.horizon.base_tokens_per_parameter:g} tokens per parameter" if grows else ""
+        tau, decay = f", tau {config.horizon.tau:g}{at}", ""
     return (
         f"{values}; horizon {config.horizon.rule}{tau}: from lr {given.lr:g}{decay}, "
         f"eps {given.eps:g}, betas {_pair(given.betas)}"

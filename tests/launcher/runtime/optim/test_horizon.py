@@ -149,3 +149,8 @@ def test_what_the_horizon_made_of_the_settings_is_told() -> None:
         "lr 0.005, weight decay 0.05, eps 2e-08, betas 0.975/0.9875; "
         "horizon complete_dp: from lr 0.01, weight decay 0.1, eps 1e-08, betas 0.9/0.95"
     )
+    constant = parse_config(config_values(tau=0.2), "test")
+    assert "horizon none, tau 0.2: from lr 0.01, " in describe_settings(constant, plan_run(constant))
+    grown = parse_config(config_values(tau=0.2, tau_exponent=-0.5, base_tokens_per_parameter=20), "test")
+    told = describe_settings(grown, plan_run(grown))
+    assert "horizon none, tau 0.2 at 20 tokens per parameter: from lr 0.01, " in told, "and that of this run is another"
