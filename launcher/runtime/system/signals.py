@@ -110,7 +110,10 @@ class StopRequest:
     @property
     def reason(self) -> str:
         """Return the reason to stop, as a phrase to follow "stopped"."""
-        return "because its launcher is gone" if self.is_orphaned else self._why or "on request"
+        if self._why is not None:
+            return self._why
+        # Ctrl-C goes to the launcher as well, which may be gone by the time that the run has saved
+        return "because its launcher is gone" if self.signal is None and self.is_orphaned else "on request"
 
     @property
     def is_orphaned(self) -> bool:

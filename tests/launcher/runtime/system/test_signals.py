@@ -86,6 +86,16 @@ def test_a_process_asks_itself(stop: StopRequest) -> None:
     assert (stop.signal, stop.reason) == (None, "ahead of the time limit")
 
 
+def test_a_signal_is_the_reason_although_it_has_ended_the_launcher_too(
+    stop: StopRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Ctrl-C does under `deepspeed`."""
+    monkeypatch.setattr(stop, "_has_lost_a_launcher", lambda: True)
+    assert stop.reason == "because its launcher is gone"
+    send(signal.SIGINT)
+    assert stop.reason == "on request"
+
+
 def test_a_second_interrupt_means_now(stop: StopRequest) -> None:
     send(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
