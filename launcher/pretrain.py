@@ -104,7 +104,7 @@ from plumbline.launcher.runtime.engine.stage import choose_stage
 from plumbline.launcher.runtime.run.folder import finished_step
 from plumbline.launcher.runtime.run.inputs import Inputs
 from plumbline.launcher.runtime.run.lock import RunLockedError
-from plumbline.launcher.runtime.run.status import RunStatus, begin_attempt, note_refusal
+from plumbline.launcher.runtime.run.status import RunStatus, begin_attempt, note_early_end
 from plumbline.launcher.runtime.system import determinism, process_group
 from plumbline.launcher.runtime.system.collectives import from_main
 from plumbline.launcher.runtime.system.deadline import watch_time_limit
@@ -141,7 +141,7 @@ def main() -> int:
         determinism.enforce(config.run.repeats, world.device)
         if world.is_main:
             TRAINING.info("\n".join(describe(config, plan, inputs, world)))
-        watchdog = None if arguments.dry_run else watch(config, world)
+        watchdog = None if arguments.dry_run else begin_watch(config, world)
         process_group.join(world, config.deepspeed.timeout_minutes)
         if not single_rank and is_finished(config, world):
             process_group.leave()
@@ -166,6 +166,14 @@ def main() -> int:
             return attempt(config, inputs, world, status, watchdog)
     except (RunLockedError, OSError) as error:
         return report(error, code_of(error, folder))
+
+
+def begin_watch(config: Config, world: World) -> Watchdog:
+    """Return a watchdog; from now on the run's status says of a stop or a hang, even while ranks meet."""
+    watchdog = watch(config, world)
+    if world.is_main:
+        STOP.tell = watchdog.tell = partial(note_early_end, config.run.folder, world.size, newest_checkpoint)
+    return watchdog
 
 
 def attempt(config: Config, inputs: Inputs, world: World, status: RunStatus, watchdog: Watchdog | None) -> int:
@@ -206,7 +214,7 @@ def refuse(error: Exception, arguments: argparse.Namespace) -> int:
             accuse_nodes(error, folder)
             if own_rank() == "0":
                 ranks = int(os.environ.get("WORLD_SIZE", "1"))
-                note_refusal(folder, ranks, newest_checkpoint, code, user_facing(error))
+                note_early_end(folder, ranks, newest_checkpoint, code, str(user_facing(error)))
     return report(error, code)
 
 

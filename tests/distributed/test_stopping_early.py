@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
+from plumbline.launcher.runtime.run.status_file import read_attempts
 from plumbline.launcher.runtime.system.exit_codes import REQUEUE
 
 if TYPE_CHECKING:
@@ -71,12 +72,15 @@ def test_while_it_waits_for_the_other_ranks(start_pretrain: Start, new_port: New
         "MASTER_PORT": str(port),
     }
     job = start_pretrain(tiny_config, "without_the_others", LONG, launcher="python", env=variables)
+    job.run.folder.mkdir(parents=True)  # as of an attempt before
     job.wait_until(lambda: is_served(port))
     for number in (signal.SIGUSR1, signal.SIGTERM):
         job.processes[0].send_signal(number)
     outcome = job.wait(SOON)
     assert outcome.code == REQUEUE, outcome.stderr
     assert_nothing_was_made(job)
+    (attempt,) = read_attempts(job.run.folder)
+    assert (attempt.exit_code, attempt.why) == (REQUEUE, "stopped on request before the first step")
 
 
 def test_one_of_two_that_build_the_engine(start_pretrain: Start, tiny_config: Path) -> None:

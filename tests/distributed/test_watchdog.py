@@ -19,6 +19,7 @@ import pytest
 import torch
 from torch._C import _distributed_c10d
 
+from plumbline.launcher.runtime.run.status_file import read_attempts
 from plumbline.launcher.runtime.system.attempts import FROZEN, accused
 from plumbline.launcher.runtime.system.exit_codes import COMPLETE, HUNG
 from plumbline.launcher.runtime.system.world import World
@@ -275,6 +276,7 @@ def test_a_rank_that_never_comes_is_missed(start_pretrain: Start, tiny_config: P
     waiting, gone = job.processes
     gone.send_signal(blow)
     assert waiting.wait(120) == HUNG
+    assert [attempt.exit_code for attempt in read_attempts(job.run.folder)] == [HUNG]
     message = "nothing moved for 0.2 minutes while meeting the other ranks (train.hang_minutes): rank 1 wrote nothing"
     assert message in job.texts()[1]
     gone.kill()

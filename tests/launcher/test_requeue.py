@@ -11,7 +11,7 @@ import pytest
 
 from plumbline.launcher.requeue import NOT_REQUEUED, main, without
 from plumbline.launcher.runtime.run.interventions import INTERVENTIONS, Intervention, write_interventions
-from plumbline.launcher.runtime.run.status import note_refusal
+from plumbline.launcher.runtime.run.status import note_early_end
 from plumbline.launcher.runtime.run.status_file import told_by_rank_0
 from plumbline.launcher.runtime.system.attempts import FROZEN, LACKING, accuse, accused, once_the_disk_is_back
 from plumbline.launcher.runtime.system.exit_codes import UNUSABLE
@@ -98,7 +98,7 @@ def test_what_rank_0_has_refused_is_known_to_the_job_that_it_ran_in(
 ) -> None:
     assert told_by_rank_0(tmp_path) is None
     monkeypatch.setenv("SLURM_JOB_ID", "7")
-    note_refusal(tmp_path, 2, lambda _folder: None, UNUSABLE, ValueError("metrics.trackers: not installed"))
+    note_early_end(tmp_path, 2, lambda _folder: None, UNUSABLE, "metrics.trackers: not installed")
     assert told_by_rank_0(tmp_path) == UNUSABLE
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
     assert told_by_rank_0(tmp_path) is None, "that was the attempt before"

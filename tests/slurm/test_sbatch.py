@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from plumbline.launcher.runtime.run.status import note_refusal
+from plumbline.launcher.runtime.run.status import note_early_end
 from plumbline.launcher.runtime.system.attempts import LACKING, WRONG, accuse
 from plumbline.launcher.runtime.system.exit_codes import UNUSABLE
 from plumbline.launcher.runtime.system.world import read_world
@@ -223,7 +223,7 @@ def test_what_rank_0_alone_refuses_is_final(probe: Probe, monkeypatch: pytest.Mo
     monkeypatch.setenv("SLURM_JOB_ID", job_id)
     folder = probe.folder / "runs" / "alone"
     folder.mkdir(parents=True)
-    note_refusal(folder, 2, lambda _folder: None, UNUSABLE, ValueError("metrics.trackers"))
+    note_early_end(folder, 2, lambda _folder: None, UNUSABLE, "metrics.trackers")
     (probe.folder / "now").touch()
     facts, log = probe.end(job_id)
     assert (facts[0], facts[2]) == ("FAILED", "0"), log

@@ -82,12 +82,12 @@ def begin_attempt(folder: Path, world: World, newest: Newest) -> Iterator["RunSt
         yield stack.enter_context(RunStatus(folder, world.size, newest, held[0]) if world.is_main else RunStatus())
 
 
-def note_refusal(folder: Path, ranks: int, newest: Newest, code: int, error: Exception) -> None:
-    """Record a start that was refused before it took the lock, if the run folder exists and is not complete."""
+def note_early_end(folder: Path, ranks: int, newest: Newest, code: int, why: str) -> None:
+    """Record a start that ended before it took the lock, if the run folder exists and is not complete."""
     if not folder.is_dir() or (folder / RESULT).exists():
         return
     with suppress(RunLockedError, OSError), hold(folder), RunStatus(folder, ranks, newest) as status:
-        status.end(code, str(error))
+        status.end(code, why)
 
 
 class RunStatus:

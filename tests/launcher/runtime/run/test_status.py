@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from plumbline.launcher.runtime.run.status import RunStatus, begin_attempt, note_refusal
+from plumbline.launcher.runtime.run.status import RunStatus, begin_attempt, note_early_end
 from plumbline.launcher.runtime.run.status_file import (
     ATTEMPTS,
     SILENT,
@@ -143,7 +143,7 @@ def test_a_start_that_was_refused_leaves_the_numbers_of_the_run(tmp_path: Path) 
         status.end(85, "stopped on request")
     before = read_status(tmp_path)
     for message in ("another model", "another one still"):
-        note_refusal(tmp_path, 1, lambda _: None, 2, ValueError(message))
+        note_early_end(tmp_path, 1, lambda _: None, 2, message)
     found = read_status(tmp_path)
     assert before is not None
     assert found is not None
