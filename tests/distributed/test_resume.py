@@ -6,6 +6,7 @@ import functools
 import json
 import signal
 import socket
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,8 @@ import psutil
 import pytest
 
 from plumbline.launcher.runtime.checkpoint.tensors import shard_name
-from plumbline.launcher.runtime.system.exit_codes import REQUEUE
+from plumbline.launcher.runtime.run.status_file import read_attempts, read_status
+from plumbline.launcher.runtime.system.exit_codes import INTERRUPTED, REQUEUE
 from tests.conftest import PATIENCE, written
 
 if TYPE_CHECKING:
@@ -149,6 +151,21 @@ def test_ranks_whose_launcher_is_stopped_save_and_stop(
     assert job.wait().code != 0
     last = max(job.run.column("loss"))
     assert f"step_{last:08d}" in job.run.checkpoints, job.texts()
+
+
+def test_a_second_interrupt_ends_a_run_in_its_step(start_pretrain: Start, tiny_config: Path) -> None:
+    overrides = ["train.steps=2", "train.eval_interval=null", "data.global_batch_size=2048"]  # steps of seconds
+    job = start_pretrain(tiny_config, "interrupted_twice", overrides, launcher="python")
+    job.wait_until(lambda: (found := read_status(job.run.folder)) is not None and found.state == "training")
+    for _ in range(2):
+        job.processes[0].send_signal(signal.SIGINT)
+        time.sleep(0.5)  # two that come together count as one
+    outcome = job.wait()
+    assert outcome.code == INTERRUPTED, outcome.stderr
+    assert "error: interrupted\n" in outcome.stderr
+    assert "Traceback" not in outcome.stderr
+    (attempt,) = read_attempts(job.run.folder)
+    assert (attempt.exit_code, attempt.why) == (INTERRUPTED, "interrupted")
 
 
 def test_a_second_launch_of_a_run_that_trains_is_refused(

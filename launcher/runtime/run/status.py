@@ -134,9 +134,10 @@ class RunStatus:
         self, _kind: type[BaseException] | None, error: BaseException | None, _traceback: TracebackType | None
     ) -> None:
         """End the attempt, unless `end` was called."""
-        if error is not None:
-            code = INTERRUPTED if isinstance(error, KeyboardInterrupt) else CRASHED
-            self.end(code, f"{type(error).__name__}: {error}")
+        if isinstance(error, KeyboardInterrupt):
+            self.end(INTERRUPTED, "interrupted")
+        elif error is not None:
+            self.end(CRASHED, f"{type(error).__name__}: {error}")
 
     def begin(self, step: int, tokens: int, total_steps: int, total_tokens: int) -> None:
         """Record the step from which training starts: later steps of earlier attempts are lost."""
