@@ -48,6 +48,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--share", type=one_of_several, help="I/N: the job is a task of a sweep, with this share")
     for option in ("--workers", "--seeds", "--rows"):  # options of sweep.py, ignored here
         parser.add_argument(option, help=argparse.SUPPRESS)
+    parser.add_argument("--dry-run", action="store_true", help="of pretrain.py: the job only rehearses its run, once")
     parser.add_argument("--code", type=cli.natural, help="exit code of srun")
     parser.add_argument("--before", type=progress, default="0", help="what was saved at the start")
     arguments = parser.parse_intermixed_args()
@@ -69,6 +70,9 @@ def main() -> int:
     if arguments.code is None:
         print(",".join(map(str, saved)))
         return 0
+    if arguments.dry_run:
+        say(f"exit code {arguments.code} of a dry run: not requeued")
+        return NOT_REQUEUED
     code = arguments.code
     if run is not None and told_by_rank_0(run) == UNUSABLE:
         code = UNUSABLE

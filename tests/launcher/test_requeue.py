@@ -104,6 +104,14 @@ def test_what_rank_0_has_refused_is_known_to_the_job_that_it_ran_in(
     assert told_by_rank_0(tmp_path) is None, "that was the attempt before"
 
 
+def test_a_job_that_rehearses_its_run_does_so_once(in_job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sys.argv.append("--dry-run")
+    assert main() == NOT_REQUEUED
+    assert capsys.readouterr().out == "requeue.py: exit code 1 of a dry run: not requeued\n"
+    assert not (in_job / "asked").exists(), "Slurm is asked for nothing"
+    assert not (in_job / "crashed").exists(), "and nothing is counted"
+
+
 def test_a_job_goes_on_where_slurm_tells_its_users_nothing_of_nodes(
     in_job: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
