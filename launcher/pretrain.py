@@ -33,7 +33,7 @@ from pathlib import Path
 
 from plumbline.launcher.runtime.system import cli
 from plumbline.launcher.runtime.system.before_torch import announce, slurm_ranks
-from plumbline.launcher.runtime.system.exit_codes import COMPLETE, CRASHED, INTERRUPTED, REQUEUE, UNUSABLE
+from plumbline.launcher.runtime.system.exit_codes import COMPLETE, CRASHED, REQUEUE, UNUSABLE
 from plumbline.launcher.runtime.system.log import LOG, TRAINING, own_rank, stamp_lines
 from plumbline.launcher.runtime.system.node_folder import use_node_folder
 from plumbline.launcher.runtime.system.signals import StopRequest
@@ -226,9 +226,6 @@ def report(error: Exception, code: int) -> int:
 if __name__ == "__main__":
     try:
         exit_code = main()
-    except KeyboardInterrupt:  # the second Ctrl-C
-        LOG.error("interrupted")
-        exit_code = INTERRUPTED
     except Exception as bug:  # print it here: threads of NCCL and gloo may hang Python's own exit, as below
         sys.excepthook(type(bug), bug, bug.__traceback__)
         exit_code = CRASHED

@@ -168,6 +168,23 @@ def test_a_second_interrupt_ends_a_run_in_its_step(start_pretrain: Start, tiny_c
     assert (attempt.exit_code, attempt.why) == (INTERRUPTED, "interrupted")
 
 
+def test_a_second_interrupt_ends_a_rank_that_waits_for_one_that_is_frozen(
+    start_pretrain: Start, tiny_config: Path
+) -> None:
+    """It waits in C++, where no handler of Python's runs."""
+    job = start_pretrain(tiny_config, "interrupted_waiting", ["train.steps=50000", "train.eval_interval=null"], ranks=2)
+    job.wait_until(lambda: len(job.run.column("loss")) >= 3)
+    waiting, frozen = job.processes
+    frozen.send_signal(signal.SIGSTOP)
+    time.sleep(2)
+    for _ in range(2):
+        waiting.send_signal(signal.SIGINT)
+        time.sleep(0.5)
+    assert waiting.wait(60) == INTERRUPTED
+    frozen.send_signal(signal.SIGKILL)
+    assert "error: interrupted\n" in job.wait().stderr
+
+
 def test_a_second_launch_of_a_run_that_trains_is_refused(
     start_pretrain: Start, run_pretrain: Pretrain, tiny_config: Path
 ) -> None:

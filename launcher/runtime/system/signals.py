@@ -17,10 +17,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import Lock, Thread
 from types import FrameType
+from typing import NoReturn
 
 import psutil
 
-from plumbline.launcher.runtime.system.exit_codes import REQUEUE
+from plumbline.launcher.runtime.system.exit_codes import INTERRUPTED, REQUEUE
 from plumbline.launcher.runtime.system.log import LOG
 
 LAUNCHERS = {
@@ -53,7 +54,7 @@ class StopRequest:
         self.tell: Callable[[int, str], object] | None = None
         """Called with exit code and reason before the process ends at once."""
         self._why: str | None = None
-        self._deferred = False
+        self._deferred = self._listens = False
         self._lock = Lock()
         for number in SIGNALS:
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # as nohup has it ignored
@@ -73,33 +74,45 @@ class StopRequest:
     def end_at_once(self) -> None:
         """End the process with REQUEUE at a signal, or when a launcher dies, from now until `defer`.
 
+        After that, a second interrupt ends it with INTERRUPTED.
+
         Python handlers run between two instructions of the main thread, which may be waiting for other ranks in C++
         for half an hour. So a separate thread reads the signals, which the interpreter writes to a pipe as they arrive.
         """
         reader, writer = os.pipe()
         os.set_blocking(writer, False)
         signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-        Thread(target=self._end_at_request, args=(reader,), daemon=True).start()
+        os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))  # one Ctrl-C would count as several
+        self._listens = True
+        Thread(target=self._listen, args=(reader,), daemon=True).start()
 
     def defer(self) -> None:
         """Stop ending the process at once: from here on there is something to save, and the loop handles requests."""
         with self._lock:
             self._deferred = True
 
-    def _end_at_request(self, reader: int) -> None:
-        while not self._deferred:
-            heard = select.select([reader], [], [], LOOK_SECONDS)[0]
+    def _listen(self, reader: int) -> None:
+        interrupts = 0
+        while True:
+            heard = select.select([reader], [], [], None if self._deferred else LOOK_SECONDS)[0]
             numbers = os.read(reader, 64) if heard else b""
-            if set(numbers) & set(SIGNALS) or self.signal is not None or self.is_orphaned:
+            interrupts += numbers.count(signal.SIGINT)
+            if not self._deferred and (set(numbers) & set(SIGNALS) or self.signal is not None or self.is_orphaned):
                 with self._lock:  # else `defer` could return, and training begin, during the end
                     if not self._deferred:
                         LOG.info(f"stopped {self.reason} before the first step, with nothing to save; start it again")
-                        if self.tell is not None:
-                            self.tell(REQUEUE, f"stopped {self.reason} before the first step")
-                        os._exit(REQUEUE)
+                        self._end(REQUEUE, f"stopped {self.reason} before the first step")
+            if interrupts > 1:
+                LOG.error("interrupted")
+                self._end(INTERRUPTED, "interrupted")
+
+    def _end(self, code: int, why: str) -> NoReturn:
+        if self.tell is not None:
+            self.tell(code, why)
+        os._exit(code)
 
     def _receive(self, number: int, _frame: FrameType | None) -> None:
-        if number == signal.SIGINT and self.signal == signal.SIGINT:
+        if number == signal.SIGINT and self.signal == signal.SIGINT and not self._listens:
             raise KeyboardInterrupt  # a second Ctrl-C means now
         self.signal = number
 
