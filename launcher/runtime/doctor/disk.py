@@ -17,7 +17,7 @@ FILES_BESIDES_SHARDS = 100
 
 def measure(place: Place) -> Facts:
     """Return free bytes and inodes, and how many checkpoints need; None where unknown."""
-    folder = existing(place.folder)
+    folder = existing(place.folder / "checkpoints")  # which may be a link to a larger disk
     found = os.statvfs(folder)
     need = place.need
     local = {} if place.local is None else _measure_local(place.local)

@@ -37,6 +37,22 @@ def test_measured_where_the_folder_will_be(tmp_path: Path) -> None:
     assert not (tmp_path / "not").exists()
 
 
+def test_measured_where_a_link_leads_from_the_run_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "scratch").mkdir()
+    (tmp_path / "run" / "checkpoints").symlink_to(tmp_path / "scratch")
+    seen: list[Path] = []
+    statvfs = os.statvfs
+
+    def noting(folder: Path) -> os.statvfs_result:
+        seen.append(folder.resolve())
+        return statvfs(folder)
+
+    monkeypatch.setattr(os, "statvfs", noting)
+    disk.measure(Place(WORLD, tmp_path / "run"))
+    assert seen == [tmp_path / "scratch"]
+
+
 @pytest.mark.parametrize(
     ("free_bytes", "present", "level"),
     [(3.1e9, 0, "ok"), (2.9e9, 0, "warning"), (2.9e9, 1, "ok"), (0.9e9, 0, "bad"), (0.9e9, 2, "bad")],
