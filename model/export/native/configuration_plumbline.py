@@ -9,7 +9,7 @@ class PlumblineConfig(PreTrainedConfig):
     """Hold shapes under Llama's names, and the switches that `modeling_plumbline.py` describes."""
 
     model_type = "plumbline"
-    keys_to_ignore_at_inference = ("past_key_values", "cache")
+    keys_to_ignore_at_inference = ["past_key_values", "cache"]  # noqa: RUF012 - Trainer adds a list to it
 
     def __init__(
         self,
