@@ -122,6 +122,21 @@ def test_stretched_positions_come_with_the_folder(without_model: Path, tmp_path:
         initial_weights.check(load_config(tmp_path / "whole.yaml", ["model.rope_scaling=null"]))
 
 
+def test_the_thoughts_of_an_export_are_not_taken_for_weights(folder: Path, without_model: Path, tmp_path: Path) -> None:
+    """Published folders have other files, too: consolidated.safetensors holds the weights once more."""
+    source = tmp_path / "thinks"
+    shutil.copytree(folder, source)
+    for name in ("lookahead.safetensors", "consolidated.safetensors"):
+        save_file({"gain": torch.ones(1)}, source / name)
+    weights, expected = (
+        initial_weights.initial_weights(load_config(without_model, [f"train.initialize_from={each}"]))
+        for each in (source, folder)
+    )
+    assert weights is not None
+    assert expected is not None
+    assert weights.keys() == expected.keys()
+
+
 def test_pruning_may_be_learned_on_top(folder: Path, without_model: Path, world: World) -> None:
     """The votes are drawn, and at first keep everything."""
     typed = [f"train.initialize_from={folder}", "model.attention=pruned", "model.pruning_rank=8"]
@@ -234,7 +249,7 @@ def become_a_run(folder: Path) -> None:
         (become_a_run, r"not a Hugging Face folder \(no config.json\); it is a run: .*export.py --model"),
         (shutil.rmtree, "no such folder"),
         (lambda path: (path / "config.json").write_text('{"model_type": "mistral"}'), "model_type = mistral: only"),
-        (lambda path: (path / "model.safetensors").unlink(), "holds no .safetensors"),
+        (lambda path: (path / "model.safetensors").unlink(), r"holds no model\*\.safetensors"),
         (without("model.layers.0.mlp.down_proj.weight"), "'model.layers.0.mlp.down_proj.weight' is missing"),
         (without("model.layers.1.mlp.up_proj.weight"), "has other tensors: model.layers.1.mlp.up_proj.weight"),
     ],

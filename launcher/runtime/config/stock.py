@@ -16,6 +16,8 @@ from plumbline.model.export.native import MODEL_TYPE
 HUB = "hf:"
 FILES = ["*.json", "*.safetensors"]
 """Patterns of the files that are read of a model on the hub."""
+WEIGHTS = "model*.safetensors"
+"""Pattern of the files that transformers writes a model's weights to; others hold thoughts, or the weights again."""
 
 
 def section_of(spec: str) -> dict[str, Any]:

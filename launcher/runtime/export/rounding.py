@@ -6,11 +6,12 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from plumbline.launcher.runtime.config.stock import WEIGHTS
 from plumbline.launcher.runtime.export.report import ExportError
 from plumbline.launcher.runtime.export.verify import check_tokens
 from plumbline.launcher.runtime.system.files import read_object, write_json
 
-WEIGHTS, INDEX = "model*.safetensors", "model.safetensors.index.json"
+INDEX = "model.safetensors.index.json"
 TOLERANCE = 0.05
 """Allowed max |logit difference| / max |logit|: bf16 keeps 8 bits of each weight, so several times 2^-9 is usual."""
 

@@ -19,6 +19,7 @@ from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.config.stock import (
     FILES,
     HUB,
+    WEIGHTS,
     hub_folder,
     section_of,
     stock_entries,
@@ -143,14 +144,14 @@ def fetch_ahead(config: Config) -> None:
 def _download(spec: str) -> None:
     """Download a hub model with its weights to this machine."""
     folder = hub_folder(spec, FILES)
-    if not any(folder.glob("*.safetensors")):
+    if not any(folder.glob(WEIGHTS)):
         remedy = (
             "and it has no others: nothing else is read"
             if is_reachable()
             else "and the hub cannot be reached; download them where it can, such as on a login node (HF_HOME is where "
             "copies are kept)"
         )
-        raise ValueError(f"{folder} holds no .safetensors, {remedy}")
+        raise ValueError(f"{folder} holds no {WEIGHTS}, {remedy}")
 
 
 def initial_weights(config: Config) -> Mapping[str, Tensor] | None:
@@ -168,9 +169,9 @@ def initial_weights(config: Config) -> Mapping[str, Tensor] | None:
     forward = multipliers(config.model, config.parameterization)
     with reading(source):
         folder = _fetched_folder(spec)
-        files = sorted(folder.glob("*.safetensors"))
+        files = sorted(folder.glob(WEIGHTS))
         if not files:
-            raise ValueError(f"{folder} holds no .safetensors; nothing else is read")
+            raise ValueError(f"{folder} holds no {WEIGHTS}; nothing else is read")
         read = read_weights(files)
         if wrong := [name for name, weight in read.items() if not weight.is_floating_point()]:
             raise ValueError(f"{folder}: {wrong[0]} is {read[wrong[0]].dtype}: no weights, or rounded ones")
