@@ -10,7 +10,6 @@ they need the values of all earlier tokens, and support neither padding nor pack
 """
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -157,9 +156,8 @@ class PlumblineAttention(nn.Module):
             value = self.value_mix[0] * value + self.value_mix[1] * first_values
         if past_key_values is not None:
             key, value = past_key_values.update(key, value, self.layer_idx)
-        attend: Callable[..., tuple[Tensor, Tensor | None]] = eager_attention_forward
-        if self.config._attn_implementation != "eager":
-            attend = ALL_ATTENTION_FUNCTIONS[self.config._attn_implementation]
+        # transformers looks for this very call in the code before it lets users change the implementation
+        attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
         options = {"scaling": self.scaling, "sliding_window": self.sliding_window}
         extras = {"softcap": self.config.attn_logit_softcapping, "s_aux": self.sinks}
         options |= {name: extra for name, extra in extras.items() if extra is not None}

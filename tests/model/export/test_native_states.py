@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from plumbline.launcher.runtime.export.hugging_face import export
@@ -49,3 +50,22 @@ def test_a_tuple_is_returned_where_it_is_asked_for(make_model: MakeModel, tmp_pa
     assert torch.equal(model.lm_head(state), usual.logits)
     model.config.return_dict = False
     assert torch.equal(model(input_ids=tokens)[0], usual.logits)
+
+
+@torch.no_grad()
+def test_the_implementation_of_attention_may_be_changed(make_model: MakeModel, tmp_path: Path) -> None:
+    export(loaded(make_model(), tmp_path), tmp_path / "out", "native")
+    model: Any = load_model(tmp_path / "out", torch.device("cpu")).module
+    tokens = torch.arange(5, 17)[None]
+    usual = model(input_ids=tokens).logits
+    model.set_attn_implementation("eager")
+    assert model.config._attn_implementation == "eager"
+    torch.testing.assert_close(model(input_ids=tokens).logits, usual, rtol=1e-4, atol=1e-4)
+
+
+def test_a_fused_kernel_that_ignores_a_cap_is_refused(make_model: MakeModel, tmp_path: Path) -> None:
+    export(loaded(make_model(attn_logit_softcapping=2.0), tmp_path), tmp_path / "out", "native")
+    model: Any = load_model(tmp_path / "out", torch.device("cpu")).module
+    with pytest.raises(ValueError, match="does not support an attention implementation"):
+        model.set_attn_implementation("sdpa")
+    assert model.config._attn_implementation == "eager"
