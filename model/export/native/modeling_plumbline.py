@@ -369,6 +369,11 @@ class PlumblineModel(PlumblinePreTrainedModel):
         """Return the mask in the form that the attention interface expects."""
         kind = self.config.attention
         if kind != "softmax":
+            if past_key_values is not None and past_key_values.is_compileable:
+                raise ValueError(
+                    f"attention = {kind} reads all that a cache holds, and a static one holds places without a token: "
+                    "leave out cache_implementation, or give a DynamicCache"
+                )
             is_padded = attention_mask is not None and not attention_mask.all()
             if is_padded or (position_ids.diff() != 1).any():  # positions begin anew with each packed document
                 raise ValueError(

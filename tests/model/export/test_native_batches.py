@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import DynamicCache
+from transformers import DynamicCache, StaticCache
 
 from plumbline.launcher.runtime.export.hugging_face import export
 from plumbline.launcher.runtime.models.open import load_model
@@ -47,7 +47,7 @@ def test_earlier_tokens_are_read_by_either_name(make_model: MakeModel, tmp_path:
 
 @pytest.mark.parametrize("kind", ["shaped", "mixing"])
 @torch.no_grad()
-def test_attention_that_counts_every_position_refuses_several_texts_in_a_row(
+def test_attention_that_counts_every_position_refuses_several_texts_in_a_row_and_static_caches(
     make_model: MakeModel, tmp_path: Path, kind: str
 ) -> None:
     """Softmax would keep packed documents apart by their positions; a mean over all earlier tokens would not."""
@@ -58,6 +58,10 @@ def test_attention_that_counts_every_position_refuses_several_texts_in_a_row(
     mask = torch.ones_like(tokens)
     mask[0, 0] = 0
     assert model(input_ids=tokens, position_ids=torch.arange(12)[None], use_cache=False).logits.isfinite().all()
+    with pytest.raises(ValueError, match=f"attention = {kind} reads all that a cache holds, and a static one"):
+        model(input_ids=tokens, past_key_values=StaticCache(config=model.config, max_cache_len=16))
+    with pytest.raises(ValueError, match="leave out cache_implementation"):
+        model.generate(tokens, max_new_tokens=2, cache_implementation="static", pad_token_id=0)
     for inputs in ({"position_ids": positions, "use_cache": False}, {"attention_mask": mask}):
         with pytest.raises(ValueError, match=f"attention = {kind} counts every position: no padding, no packed"):
             model(input_ids=tokens, **inputs)
