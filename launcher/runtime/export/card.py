@@ -58,7 +58,7 @@ A causal language model pretrained with Plumbline. {_how(report)}{cautions}
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 model = AutoModelForCausalLM.from_pretrained("{report.folder}"{trust})
-tokenizer = AutoTokenizer.from_pretrained("{report.folder}")
+tokenizer = AutoTokenizer.from_pretrained("{report.folder}"{trust})
 ```
 {_how_to_think(report, trust)}"""
 

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -65,3 +66,24 @@ def test_it_truncates_to_the_positions_of_the_model(make_model: MakeModel, tmp_p
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
     assert len(tokenizer("x" * 100, truncation=True).input_ids) == SHAPE["max_position_embeddings"]
     assert (source / "tokenizer_config.json").read_text() == given, "a corpus has texts of any length"
+
+
+@pytest.mark.parametrize("target", ["auto", "native"])
+def test_the_card_s_lines_load_it_without_a_question(
+    make_model: MakeModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str
+) -> None:
+    """For its tokenizer, too, transformers reads the configuration, whose class is in a native folder."""
+    model = replace(loaded(make_model(vocab_size=257), tmp_path), tokenizer_path=of_bytes(tmp_path / "tokenizer"))
+    export(model, tmp_path / "out", target)
+    asked: list[str] = []
+
+    def refuse(question: str) -> str:
+        asked.append(question)
+        return "n"
+
+    monkeypatch.setattr("builtins.input", refuse)
+    _, lines, _ = (tmp_path / "out" / "README.md").read_text().split("```")
+    names: dict[str, Any] = {}
+    exec(lines.removeprefix("python"), names)
+    assert names["tokenizer"]("ab").input_ids == [97, 98]
+    assert asked == []
