@@ -92,8 +92,14 @@ class HarnessModel(TemplateLM):
         If both are too long for the model, the beginning is cut.
 
         Raises:
-            ValueError: a continuation alone is longer than the model's context.
+            ValueError: a continuation alone is longer than the model's context, or has no tokens.
         """
+        for texts, _, continuation in requests:
+            if not continuation:  # it would be certain, and win against every other choice
+                raise ValueError(
+                    f"{texts!r}: the second text adds no token to the first, because it is empty or the tokenizer "
+                    "joins the two; change the task's target_delimiter, or where its doc_to_text ends"
+                )
         longest = max((len(continuation) for _, _, continuation in requests), default=0)
         if longest > self.max_length:
             raise ValueError(

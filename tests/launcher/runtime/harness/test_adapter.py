@@ -68,6 +68,17 @@ def test_what_is_too_long_loses_its_beginning(writer: LoadedModel, tokenizer: An
         adapter.loglikelihood([asks("x", "y" * (CONTEXT + 1))])
 
 
+@pytest.mark.parametrize(("question", "choice"), [("import", ""), ("i", ""), ("call(", ")")])
+def test_a_choice_without_a_token_is_refused(writer: LoadedModel, trained: Path, question: str, choice: str) -> None:
+    """It had a probability of one: no other choice could win."""
+    tokenizer = load_tokenizer(trained / "tokenizer")
+    tokenizer.add_tokens(["()"])  # the tokenizer joins what the task separates
+    with pytest.raises(
+        ValueError, match=r"second text adds no token to the first.* change the task's target_delimiter"
+    ):
+        HarnessModel(writer, tokenizer).loglikelihood([asks("import", " os"), asks(question, choice)])
+
+
 def test_batches_change_nothing(writer: LoadedModel, tokenizer: Any) -> None:
     documents = [asks(text) for text in DOCUMENTS]
     choices = [asks(q["question"], f" {choice}") for q in QUESTIONS for choice in q["choices"]]
