@@ -16,6 +16,7 @@ from plumbline.model.export.from_rotary import ROTARY, StockKind
 from plumbline.model.export.native import KEYS, MODEL_TYPE
 from plumbline.model.export.stock import PLAIN
 from plumbline.model.parameterization.multipliers import Multipliers
+from plumbline.model.stock_inputs import DOCUMENT_MASK
 
 STORED_CONSTANT = ".rotary_emb.inv_freq"  # older Llama files store it beside the weights
 
@@ -36,7 +37,8 @@ def model_section(entries: Mapping[str, Any]) -> dict[str, Any]:
         raise ValueError(
             "the model is quantized (quantization_config in its config.json): start from the one that it was made of"
         )
-    return {**PLAIN, **KINDS[kind].section(entries), "tie_word_embeddings": entries["tie_word_embeddings"]}
+    masked = {DOCUMENT_MASK: True} if entries.get(DOCUMENT_MASK) else {}
+    return {**PLAIN, **KINDS[kind].section(entries), "tie_word_embeddings": entries["tie_word_embeddings"], **masked}
 
 
 def from_stock(entries: Mapping[str, Any], weights: Weights, config: ModelConfig, multipliers: Multipliers) -> Weights:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -135,6 +136,20 @@ def test_the_thoughts_of_an_export_are_not_taken_for_weights(folder: Path, witho
     assert weights is not None
     assert expected is not None
     assert weights.keys() == expected.keys()
+
+
+def test_documents_stay_apart_as_the_folder_says_unless_the_run_says_otherwise(
+    folder: Path, without_model: Path, tmp_path: Path
+) -> None:
+    source = tmp_path / "masked"
+    shutil.copytree(folder, source)
+    entries = json.loads((source / "config.json").read_text(encoding="utf-8"))
+    (source / "config.json").write_text(json.dumps(entries | {"document_mask": True}), encoding="utf-8")
+    begin = [f"train.initialize_from={source}", f"run.root={tmp_path}"]
+    for more, masks in (([], True), (["model.document_mask=false"], False)):
+        config = load_config(without_model, [*begin, *more])
+        initial_weights.check(config)
+        assert config.model.document_mask is masks
 
 
 def test_pruning_may_be_learned_on_top(folder: Path, without_model: Path, world: World) -> None:

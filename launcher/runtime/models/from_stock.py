@@ -34,6 +34,7 @@ from plumbline.model.attention import attention_kind
 from plumbline.model.export.from_stock import check_skip, from_stock
 from plumbline.model.parameterization.multipliers import multipliers
 from plumbline.model.parameterization.skeleton import parameter_shapes
+from plumbline.model.stock_inputs import DOCUMENT_MASK
 
 PROBE = "A fox, 2 quick brown dogs: don't x[10] == {y};\n\tünïcödé, русский, 日本語"
 """Text that two tokenizers must encode alike to count as the same; added tokens and templates may differ."""
@@ -51,7 +52,8 @@ def check(config: Config) -> None:
     section = section_of(spec)
     # A run may add a kind of attention to a model trained without it, and learn the new parts
     grafted = {"attention"} if attention_kind(config.model).grafted else set()
-    free = {"family"} | grafted | ({"max_position_embeddings"} if config.model.position_embedding == "rope" else set())
+    longer = {"max_position_embeddings"} if config.model.position_embedding == "rope" else set()
+    free = {"family", DOCUMENT_MASK} | grafted | longer
     given = config.model.model_dump()
     lines = [
         f"  model.{key}: {given[key]!r}, there {value!r}"
