@@ -19,6 +19,8 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from plumbline.data.preparation.sizes import counted
+
 UInt64s = npt.NDArray[np.uint64]
 
 LARGE = 1 / 16  # of the text to be held out: when only smaller documents are left whole, their number evens out
@@ -223,7 +225,7 @@ def cut(text: str, fraction: float) -> tuple[str, str]:
     line_start = text.find("\n", at) + 1
     at = line_start if 0 < line_start < len(text) else at
     if not 0 < at < len(text):
-        raise too_short(f"{len(text)} characters")
+        raise too_short(counted(len(text), "character"))
     return text[:at], text[at:]
 
 

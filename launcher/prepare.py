@@ -23,7 +23,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from plumbline.data.preparation.sizes import parse_size
+from plumbline.data.preparation.sizes import in_units, parse_size
 from plumbline.launcher.runtime.system import cli
 
 READING = ("text_key", "text_template", "document_separator")
@@ -218,7 +218,7 @@ def _verify(arguments: argparse.Namespace) -> int:
     elif damaged:
         print("\n".join(f"damaged: {arguments.verify}/{damage}" for damage in damaged))
     else:
-        print(f"whole: {arguments.verify}, {len(manifest.files)} token files of {size / 1e6:,.1f} MB and the tokenizer")
+        print(f"whole: {arguments.verify}, {len(manifest.files)} token files of {in_units(size)} and the tokenizer")
     return 1 if damaged else 0
 
 
@@ -254,7 +254,7 @@ def _readable(summary: dict[str, Any]) -> str:
         file = name if shards else f"{name}.bin"
         lines.append(
             f"  {file:<15} documents {counts['documents']:>9,}   tokens {counts['tokens']:>13,}   "
-            f"text {counts['source_bytes'] / 1e6:>9,.2f} MB{shards}"
+            f"text {in_units(counts['source_bytes']):>10}{shards}"
         )
     vocabulary = f"  {summary['vocab_size']:,} token ids, {summary['bytes_per_token']:.2f} bytes per token"
     if summary["unigram_entropy"] is not None:

@@ -36,6 +36,7 @@ from plumbline.data.preparation.manifest import WORK
 from plumbline.data.preparation.pieces import Piece, Plan
 from plumbline.data.preparation.request import Request
 from plumbline.data.preparation.shards import Totals, finished_shard, write_shard
+from plumbline.data.preparation.sizes import counted, in_units
 from plumbline.data.preparation.survey import EXAMPLES, PIECE_BYTES, SurveyJob, sample_entries, survey_unit
 from plumbline.data.preparation.surveyed import Surveyed
 from plumbline.data.preparation.work import Work
@@ -233,7 +234,7 @@ def _places_and_sizes(
 def _describe(held_out: HeldOut, skipped: Counter[str]) -> str:
     whole = held_out.documents == 1 or held_out.cut_above == math.inf
     cut = "" if whole else f"; the end of each of more than {held_out.cut_above:,.0f} bytes is held out"
-    text = f"{held_out.documents:,} documents, {held_out.source_bytes / 1e6:,.1f} MB of text"
+    text = f"{counted(held_out.documents, 'document')}, {in_units(held_out.source_bytes)} of text"
     return f"source: {text}{_left_out(skipped)}{cut}"
 
 
@@ -254,8 +255,8 @@ def _build_tokenizer(request: Request, work: Work, sample: list[str]) -> None:
         return
     size = trained_size(request.tokenizer)
     if size:
-        text = sum(map(len, sample))
-        LOG.info(f"tokenizer: training {request.tokenizer} on {len(sample):,} documents, {text / 1e6:,.1f} MB")
+        text = sum(len(document.encode()) for document in sample)
+        LOG.info(f"tokenizer: training {request.tokenizer} on {counted(len(sample), 'document')}, {in_units(text)}")
     draft = work.folder / "tokenizer"
     shutil.rmtree(draft, ignore_errors=True)
     build_tokenizer(request.tokenizer, sample, draft)
@@ -278,8 +279,8 @@ def _check_space(request: Request, held_out: HeldOut, token_bytes: int, folder: 
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise ValueError(
-            f"--output {request.output}: needs about {needed / 1e6:,.1f} MB and the device has {free / 1e6:,.1f} MB "
-            "free; free some space, or choose another place"
+            f"--output {request.output}: needs about {in_units(needed)} and the device has {in_units(free)} free; "
+            "free some space, or choose another place"
         )
 
 

@@ -1,4 +1,4 @@
-"""Parse human-readable sizes."""
+"""Parse and write human-readable sizes and counts."""
 
 import re
 
@@ -18,3 +18,14 @@ def parse_size(text: str) -> int:
     if count < 1:
         raise ValueError(f"{text!r}: expected at least one byte")
     return count
+
+
+def in_units(size: int) -> str:
+    """Return a number of bytes in the largest unit of which there is one: 13 bytes, 493.2 KB, 31.0 MB."""
+    name, unit = max((item for item in UNITS.items() if item[1] <= max(1, size)), key=lambda item: item[1])
+    return f"{size / unit:,.1f} {name}" if name else counted(size, "byte")
+
+
+def counted(count: int, noun: str) -> str:
+    """Return a count with its noun: 1 document, 1,758 documents."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

@@ -23,7 +23,7 @@ import pytest
 
 from plumbline.data.corpus import open_corpus, read_manifest
 from plumbline.data.preparation.manifest import CORPUS
-from plumbline.data.preparation.sizes import parse_size
+from plumbline.data.preparation.sizes import in_units, parse_size
 from plumbline.data.preparation.verifying import verify
 from plumbline.data.prepare import Request, prepare
 from plumbline.data.sources import Sources
@@ -257,6 +257,21 @@ def test_sizes(text: str, count: int | None) -> None:
             parse_size(text)
     else:
         assert parse_size(text) == count
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (0, "0 bytes"),
+        (1, "1 byte"),
+        (999, "999 bytes"),
+        (1_000, "1.0 KB"),
+        (493_152, "493.2 KB"),
+        (3 * 10**15, "3,000.0 TB"),
+    ],
+)
+def test_sizes_are_written_in_a_unit_of_which_there_is_one(size: int, text: str) -> None:
+    assert in_units(size) == text
 
 
 @pytest.mark.parametrize(

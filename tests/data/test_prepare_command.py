@@ -50,3 +50,10 @@ def test_texts_of_another_encoding_are_said(tmp_path: Path, caplog: pytest.LogCa
     make(tmp_path / "*.jsonl", tmp_path / "c")
     assert "5 of 55 texts are not UTF-8 or binary, and left out; the first: " in caplog.text
     assert "b.jsonl:1" in caplog.text
+
+
+def test_a_small_text_has_a_size_and_one_document_is_one(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("a text\n" * 50)
+    made = run("--source", tmp_path / "a.txt", "--tokenizer", "byte", "--output", tmp_path / "c")
+    assert "source: 1 document, 350 bytes of text" in made.stderr
+    assert "text  343 bytes\n" in made.stdout

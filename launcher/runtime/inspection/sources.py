@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from plumbline.data.corpus import Corpus, Split
 from plumbline.data.counting import count
+from plumbline.data.preparation.sizes import counted, in_units
 from plumbline.data.streams import SampleSource
 from plumbline.data.tokenizers import Decoder
 from plumbline.launcher.runtime.inspection.samples import decoders, spread
@@ -74,8 +75,10 @@ def _tell_sources(
                     for token, number in counts.frequent(FREQUENT)
                 ],
             }
-            size = "" if split.source_bytes is None else f", {split.source_bytes / 1e6:.2f} MB of text"
-            lines.append(f"{split_name}: {split.num_documents:,} documents, {split.num_tokens:,} tokens{size}")
+            size = "" if split.source_bytes is None else f", {in_units(split.source_bytes)} of text"
+            lines.append(
+                f"{split_name}: {counted(split.num_documents, 'document')}, {counted(split.num_tokens, 'token')}{size}"
+            )
             lines.extend(count_lines(counts, split.num_tokens, decoder_of[name], FREQUENT))
         for sample in spread(name, source.splits.get("train", source.held_out), SAMPLES, length):
             facts["samples"].append(sample.facts(decoder_of[name]))
