@@ -78,7 +78,10 @@ def append(
     check_workers(workers)
     before = _manifest_of(corpus)
     if before.held_out is None:  # of token files, or merged of parts with different rules
-        raise ValueError(f"--output {corpus}: its parts were not split by one rule, so nothing can be appended to it")
+        raise ValueError(
+            f"--output {corpus}: its texts were not held out by one rule, so nothing can be appended to it; prepare "
+            f"the new text by itself, with --tokenizer {corpus / before.folder / 'tokenizer'}, and --merge the two"
+        )
     fraction, seed = before.request["validation_fraction"], before.request["seed"]
     if as_before:
         sources = sources.reading_as(before.request)

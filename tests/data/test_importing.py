@@ -228,4 +228,4 @@ def test_text_is_not_appended_by_a_rule_that_did_not_hold_out(text_folder: Path,
     merge([tmp_path / "made", tmp_path / "more"], tmp_path / "both")
     for corpus in ("made", "both"):
         refused = run("--append", text_folder, "--output", tmp_path / corpus)
-        assert f"{corpus}: its parts were not split by one rule, so nothing can be appended to it" in refused.stderr
+        assert f"{corpus}: its texts were not held out by one rule, so nothing can be appended to it" in refused.stderr
