@@ -3,6 +3,7 @@
 Files are hard-linked if possible, else copied. Existing files are read to check them and to count their tokens.
 """
 
+import logging
 import math
 import os
 import re
@@ -34,12 +35,14 @@ from plumbline.data.preparation.manifest import (
 )
 from plumbline.data.preparation.request import Request, check_workers, key_of
 from plumbline.data.preparation.shards import sum_of
+from plumbline.data.preparation.sizes import counted, in_units
 from plumbline.data.preparation.verifying import checked_frequencies
 from plumbline.data.prepare import Result, exists_already, warn_of_share
 from plumbline.data.sources import MOST_FILES, REPEAT, Sources
 from plumbline.data.tokenizers import copy_tokenizer
 from plumbline.data.workspace import new_folder, resumed_folder
 
+LOG = logging.getLogger(__name__)
 SHAPES_THE_SPLIT = ("seed", "validation_fraction")
 
 Parts = list[tuple[Counts | None, list[str]]]
@@ -164,6 +167,7 @@ def _fill(request: Request, folder: Path, before: Manifest, identity: dict[str, 
     )
     if _identity(request, before) != identity:
         raise ValueError(CHANGED)
+    _tell_of_one_split(filled, request.validation_fraction)
     _link(corpus / before.folder, folder, {file: file for file in before.files})
     manifest = _enlarged(before, filled, identity, frequencies, list(request.sources.file_keys()))
     finish(folder, manifest)
@@ -177,6 +181,19 @@ def _held_out_as_before(rule: HeldOutRecord, fraction: float, parts: Iterator[tu
         documents, total = documents + len(places), total + int(sizes.sum())
     cut_above = math.inf if rule.cut_above is None else rule.cut_above
     return as_before(HeldOut(fraction, documents, total, int(rule.threshold, 16), cut_above))
+
+
+def _tell_of_one_split(filled: Filled, fraction: float) -> None:
+    """Say so if all new documents are in one split: the share of all text hardly shows where a short text went."""
+    if len(filled.totals.counts) > 1 or fraction == 1:
+        return
+    ((split, counts),) = filled.totals.counts.items()
+    new = f"--append: all new text ({counted(counts.documents, 'document')}, {in_units(counts.source_bytes)})"
+    why = "the hash of a text decides, of each document as a whole"
+    if split == "validation":
+        LOG.warning(f"{new} is held out, and none of it is trained on; {why}: cut it into more, or add more text")
+    else:
+        LOG.info(f"{new} is trained on, and none of it is held out; {why}")
 
 
 def _enlarged(

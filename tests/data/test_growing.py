@@ -107,6 +107,21 @@ def test_a_share_that_is_far_from_what_was_asked_for_is_told(
     assert "of the text is held out, and --validation-fraction asked for 10.0%" in caplog.text
 
 
+def test_a_short_text_that_is_held_out_whole_or_not_at_all_is_told(
+    corpus: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    append(corpus, source(tmp_path / "both.jsonl", NEW))
+    assert "all new text" not in caplog.text
+    held_out = next(text for n in range(1000) if place((text := f"short {n}").encode(), 0) < 0.1 * 2**64)
+    append(corpus, source(tmp_path / "held.jsonl", [held_out]))
+    told = [record for record in caplog.records if "all new text" in record.message]
+    assert [record.levelname for record in told] == ["WARNING"]
+    assert f"(1 document, {len(held_out)} bytes) is held out, and none of it is trained on" in told[0].message
+    append(corpus, source(tmp_path / "more.jsonl", ["a text that is trained on"]))
+    assert "(1 document, 25 bytes) is trained on, and none of it is held out" in caplog.text
+
+
 def test_what_was_appended_is_not_appended_again(corpus: Path, tmp_path: Path) -> None:
     new = source(tmp_path / "new.jsonl", NEW)
     append(corpus, new)
