@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from pydantic import PositiveInt, field_validator
 
+from plumbline.data.damage import in_words
 from plumbline.data.indexed import Int64s, Integers
 from plumbline.data.order import derive_key
 from plumbline.data.paths import HomePath
@@ -212,8 +213,8 @@ def _texts(task: FileConfig, content: bytes) -> Iterator[tuple[int, str, str]]:
             continue
         try:
             entry: Any = json.loads(text)
-        except ValueError as error:
-            raise _malformed(task, line, f"not JSON ({error})") from error
+        except (ValueError, RecursionError) as error:
+            raise _malformed(task, line, f"not JSON ({in_words(error)})") from error
         if not isinstance(entry, dict):
             raise _malformed(task, line, f"a {type(entry).__name__}, not an object")
         for key in (task.prompt_key, task.answer_key):

@@ -140,6 +140,7 @@ def test_what_is_too_long_names_its_line_or_is_left_out_and_counted(
     ("lines", "message"),
     [
         (['{"prompt": "a", "answer": "b"}\n', '{"prompt"\n'], r"line 2: not JSON \(.*; each line is an object"),
+        (["[" * 100_000], r"line 1: not JSON \(it is nested too deeply\)"),
         (["[1]\n"], "line 1: a list, not an object"),
         (['{"prompt": "a", "label": "b"}\n'], r"line 1: answer: missing; there are \['prompt', 'label'\]"),
         (
