@@ -23,6 +23,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+from plumbline.data.paths import is_url
 from plumbline.data.preparation.sizes import in_units, parse_size
 from plumbline.launcher.runtime.system import cli
 
@@ -84,6 +85,8 @@ def parse_arguments() -> argparse.Namespace:
             parser.error(f"--{name.replace('_', '-')} does nothing with --{task_name}")
     if arguments.text_key is not None and arguments.text_template is not None:
         parser.error("--text-key does nothing with --text-template, which names its fields")
+    if arguments.staging != parser.get_default("staging") and not is_url(arguments.output):
+        parser.error(f"--staging does nothing with --output {arguments.output}: a corpus for a URL alone is made there")
     return arguments
 
 

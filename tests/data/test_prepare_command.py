@@ -19,6 +19,7 @@ from tests.data.test_prepare import make, run
         (("--verify", "a"), ("--output", "c")),
         (("--text-template", "{a}", "--source", "a", "--tokenizer", "byte", "--output", "c"), ("--text-key", "b")),
         (("--text-template", "{a}", "--append", "a", "--output", "c"), ("--text-key", "text")),
+        (("--output", "c", "--source", "a", "--tokenizer", "byte"), ("--staging", "s")),
     ],
 )
 def test_an_option_that_would_do_nothing_is_refused(task: tuple[str, ...], option: tuple[str, str]) -> None:
