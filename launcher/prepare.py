@@ -189,7 +189,7 @@ def _prepared(arguments: argparse.Namespace) -> Result:
     sources = Sources(
         tuple(arguments.source or arguments.append),
         Reading(
-            arguments.text_key or "text",
+            "text" if arguments.text_key is None else arguments.text_key,
             unescaped(arguments.document_separator),
             unescaped(arguments.text_template),
         ),

@@ -28,6 +28,12 @@ def test_an_option_that_would_do_nothing_is_refused(task: tuple[str, ...], optio
     assert f"{option[0]} does nothing with {task[0]}" in refused.stderr
 
 
+def test_an_empty_field_is_not_taken_for_the_default(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "some text"}\n')
+    refused = run("--source", tmp_path / "a.jsonl", "--tokenizer", "byte", "--output", tmp_path / "c", "--text-key", "")
+    assert "no field '' (fields: text)" in refused.stderr
+
+
 def test_the_next_command_can_be_typed_whatever_the_name(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("a text\n" * 50)
     made = run("--source", tmp_path / "a.txt", "--tokenizer", "byte", "--output", tmp_path / "my data, v2's")
