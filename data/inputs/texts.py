@@ -12,6 +12,8 @@ LOOKED_AT = 4096  # bytes at the beginning of a file that tell its kind; spaces 
 BLOCK_BYTES = 1 << 20
 PACKED_SUFFIXES = (".gz", ".zst", ".bz2", ".xz", ".lz4", ".zip", ".tar", ".tgz", ".7z")
 """Endings of packed files, which are left out unless a format reads them."""
+CONVERT = "convert it to UTF-8, as iconv does"
+"""The remedy for a file in another encoding."""
 OTHER_ENCODINGS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)
 
 
@@ -29,7 +31,7 @@ def read_texts(reading: Reading, unit: Unit, at: int | None) -> Iterator[Record]
         try:
             text = data.removeprefix(codecs.BOM_UTF8).decode()  # not read_text, which would change line ends
         except UnicodeDecodeError as error:
-            yield Record(None, NOT_UTF8, str(error), name, 0, number + 1)
+            yield Record(None, NOT_UTF8, f"{error}; {CONVERT}", name, 0, number + 1)
             continue
         documents = [text] if reading.document_separator is None else text.split(reading.document_separator)
         for document in documents[:-1]:
@@ -75,7 +77,7 @@ def is_binary(data: bytes) -> bool:
 
 
 def not_utf8(file: BinaryIO) -> str | None:
-    """Return the decoder's message about the first byte that is not UTF-8, or None if the file is UTF-8."""
+    """Return the decoder's message about the first byte that is not UTF-8, and the remedy; None if all are."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     try:
         while block := file.read(BLOCK_BYTES):
@@ -83,5 +85,6 @@ def not_utf8(file: BinaryIO) -> str | None:
         decoder.decode(b"", final=True)
     except UnicodeDecodeError as error:
         at = file.tell() - len(error.object) + error.start  # the decoder counts from the beginning of the last block
-        return f"'utf-8' codec can't decode byte {error.object[error.start]:#04x} in position {at}: {error.reason}"
+        byte = f"byte {error.object[error.start]:#04x} in position {at}"
+        return f"'utf-8' codec can't decode {byte}: {error.reason}; {CONVERT}"
     return None

@@ -81,6 +81,7 @@ def test_a_lost_file_that_is_much_of_the_text_is_named(
     sources = Sources((str(tmp_path / "in"),), Reading(document_separator=separator))
     manifest = prepare(Request(sources, "byte", tmp_path / "c", 0.1)).manifest
     problem = f"big.txt: 'utf-8' codec can't decode byte 0xe9 in position {size}: invalid continuation byte"
+    problem += "; convert it to UTF-8, as iconv does"
     assert f"2 of 202 texts are not UTF-8 or binary, and left out, files of {size + 3:,} of " in caplog.text
     assert f"; the largest: {tmp_path}/in/{problem}" in caplog.text
     assert manifest.bad_records[1].endswith(problem)
