@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from plumbline.data.preparation.sizes import counted
+from plumbline.data.sizes import counted
 
 UInt64s = npt.NDArray[np.uint64]
 

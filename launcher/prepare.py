@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from plumbline.data.paths import is_url
-from plumbline.data.preparation.sizes import in_units, parse_size
+from plumbline.data.sizes import in_units, parse_size
 from plumbline.launcher.runtime.system import cli
 
 READING = ("text_key", "text_template", "document_separator")

@@ -36,12 +36,12 @@ from plumbline.data.preparation.manifest import WORK
 from plumbline.data.preparation.pieces import Piece, Plan
 from plumbline.data.preparation.request import Request
 from plumbline.data.preparation.shards import Totals, finished_shard, write_shard
-from plumbline.data.preparation.sizes import counted, in_units
 from plumbline.data.preparation.survey import EXAMPLES, PIECE_BYTES, SurveyJob, sample_entries, survey_unit
 from plumbline.data.preparation.surveyed import Surveyed
 from plumbline.data.preparation.work import Work
 from plumbline.data.preparation.workers import Call, Workers
 from plumbline.data.progress import Progress
+from plumbline.data.sizes import counted, in_units
 from plumbline.data.sources import printable
 from plumbline.data.tokenizer_making import build_tokenizer, sample_bytes, trained_size
 from plumbline.data.tokenizers import Encoder

@@ -35,9 +35,9 @@ from plumbline.data.preparation.manifest import (
 )
 from plumbline.data.preparation.request import Request, check_workers, key_of
 from plumbline.data.preparation.shards import sum_of
-from plumbline.data.preparation.sizes import counted, in_units
 from plumbline.data.preparation.verifying import checked_frequencies
 from plumbline.data.prepare import Result, exists_already, warn_of_share
+from plumbline.data.sizes import counted, in_units
 from plumbline.data.sources import MOST_FILES, REPEAT, Sources
 from plumbline.data.tokenizers import copy_tokenizer
 from plumbline.data.workspace import new_folder, resumed_folder

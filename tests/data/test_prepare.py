@@ -23,9 +23,9 @@ import pytest
 
 from plumbline.data.corpus import open_corpus, read_manifest
 from plumbline.data.preparation.manifest import CORPUS
-from plumbline.data.preparation.sizes import in_units, parse_size
 from plumbline.data.preparation.verifying import verify
 from plumbline.data.prepare import Request, prepare
+from plumbline.data.sizes import in_units, parse_size
 from plumbline.data.sources import Sources
 from plumbline.data.workspace import new_folder
 from plumbline.launcher.prepare import main

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from plumbline.data.corpus import Corpus, Split
 from plumbline.data.counting import count
-from plumbline.data.preparation.sizes import counted, in_units
+from plumbline.data.sizes import counted, in_units
 from plumbline.data.streams import SampleSource
 from plumbline.data.tokenizers import Decoder
 from plumbline.launcher.runtime.inspection.samples import decoders, spread
