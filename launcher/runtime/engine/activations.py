@@ -24,6 +24,7 @@ from plumbline.model.attention.context import attention_context
 from plumbline.model.attention.softmax import SoftmaxAttention
 from plumbline.model.linear_cross_entropy import chunk_tokens
 from plumbline.model.objectives.objective import TrainedLM
+from plumbline.model.parameterization.tensors import freeze
 from plumbline.model.recomputation import Recomputed, recompute
 
 
@@ -168,13 +169,15 @@ def count_activations(config: Config, micro_batch: int, stage: int, recomputed: 
     with FakeTensorMode(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=UNFUSED)
         model = build_model(config, _computing_in(torch.bfloat16 if bf16 and stage > 0 else torch.float32)).train()
+        freeze(model, config.model)
         recompute(blocks_of(model), recomputed)
         if on_gpu:
             _keep_as_on_gpu(model)
         memory = LiveMemory()
         for parameter in model.parameters():
             memory.count(parameter.untyped_storage())
-            parameter.register_post_accumulate_grad_hook(_drop_gradient)
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(_drop_gradient)
         shape = (micro_batch, config.data.sequence_length)
         batch = {
             **{name: torch.zeros(shape, dtype=torch.int64) for name in ("input_ids", "labels")},

@@ -13,6 +13,7 @@ from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.activations import activation_bytes, count_activations
 from plumbline.launcher.runtime.engine.build import blocks_of, build_model
 from plumbline.model.objectives.objective import TrainedLM
+from plumbline.model.parameterization.tensors import freeze
 from plumbline.model.recomputation import Recomputed, recompute
 
 SHAPE = [
@@ -27,6 +28,7 @@ MODELS = {
     "outlier_protected": ["model.family=outlier_protected"],
     "dropout": ["model.dropout=0.1"],
     "value_residual": ["model.value_residual=true"],
+    "mixit": ["model.family=mixit"],
     "latent_lookahead": ["objective.name=latent_lookahead", "objective.horizon=2", "model.document_mask=true"],
     "multi_token": ["objective.name=multi_token", "objective.horizon=2"],
     "rounded": ["precision.weights=4"],
@@ -37,9 +39,11 @@ MICRO_BATCH = 8
 def built(config: Config, recomputed: Recomputed) -> tuple[TrainedLM, dict[str, Tensor]]:
     """Return a model with values, and a batch for it."""
     model = build_model(config).train()
+    freeze(model, config.model)
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.02)
-        parameter.register_post_accumulate_grad_hook(lambda each: setattr(each, "grad", None))
+        if parameter.requires_grad:
+            parameter.register_post_accumulate_grad_hook(lambda each: setattr(each, "grad", None))
     model.to(torch.bfloat16 if config.deepspeed.precision == "bf16" else torch.float32)
     recompute(blocks_of(model), recomputed)
     shape = (MICRO_BATCH, config.data.sequence_length)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     Quantize = Callable[..., Any]
 
-SMALL = ("--max-batches", "3", "--calibration-sequences", "8", "--device", "cpu")
+SMALL = ("--calibration-sequences", "8", "--device", "cpu")
 
 
 @pytest.fixture
@@ -28,7 +28,8 @@ def quantize(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     monkeypatch.setattr("plumbline.launcher.runtime.quantize.report.draw_curves", lambda *given: given[-1].touch())
 
     def run(*arguments: str | Path) -> Any:
-        words = ["quantize.py", "--data", corpus, *SMALL, "--json", *arguments]
+        scored = () if "--save" in arguments else ("--max-batches", "3")
+        words = ["quantize.py", "--data", corpus, *SMALL, *scored, "--json", *arguments]
         monkeypatch.setattr(sys, "argv", list(map(str, words)))
         assert main() == 0
         return json.loads(capsys.readouterr().out)
