@@ -40,6 +40,10 @@ def model_card(model: LoadedModel, report: ExportReport) -> str:
         when = "" if report.rounded_error is None else ", before the weights were rounded"
         rows.append(("Thoughts", f"{report.lookahead}{when}"))
     trust = ", trust_remote_code=True" if report.own_code else ""
+    names, reading = "AutoModelForCausalLM", ""
+    if model.tokenizer_path is not None:
+        names += ", AutoTokenizer"
+        reading = f'tokenizer = AutoTokenizer.from_pretrained("{report.folder}"{trust})\n'
     cautions = "".join(f"\n\n**{words}.**" for words in report.cautions)
     table = "\n".join(f"| {name} | {value} |" for name, value in rows)
     return f"""---
@@ -55,31 +59,36 @@ A causal language model pretrained with Plumbline. {_how(report)}{cautions}
 {table}
 
 ```python
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import {names}
 
 model = AutoModelForCausalLM.from_pretrained("{report.folder}"{trust})
-tokenizer = AutoTokenizer.from_pretrained("{report.folder}"{trust})
-```
-{_how_to_think(report, trust)}"""
+{reading}```
+{_how_to_think(report, trust, model.tokenizer_path is not None)}"""
 
 
-def _how_to_think(report: ExportReport, trust: str) -> str:
+def _how_to_think(report: ExportReport, trust: str, reads_text: bool) -> str:
     """Return instructions for a model that can think, or "" for others."""
     if report.lookahead is None or report.lookahead.left_out is not None:
         return ""
+    imports, ids, shown = (
+        ("import sys", 'tokenizer("...", return_tensors="pt").input_ids', "tokenizer.decode(tokens)")
+        if reads_text
+        else ("import sys\n\nimport torch", "torch.tensor([[...]])  # tokens of its task", "tokens.tolist()")
+    )
     return f"""
 It was trained with latent lookahead (arXiv 2603.20219). To let it think ahead at every eighth token, with the code in
 `{thinker.CODE.name}` and the tensors in `{thinker.FILE}`:
 
 ```python
-import sys
+{imports}
 
 sys.path.insert(0, "{report.folder}")
 from lookahead import Lookahead
 
-ids = tokenizer("...", return_tensors="pt").input_ids
+ids = {ids}
 model = Lookahead.from_pretrained("{report.folder}"{trust})
-print(tokenizer.decode(model.generate(ids, max_new_tokens=64, think="every:8")[0]))
+(tokens,) = model.generate(ids, max_new_tokens=64, think="every:8")
+print({shown})
 ```
 """
 

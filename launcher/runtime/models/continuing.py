@@ -224,7 +224,7 @@ def read_prompts(file: str) -> list[str]:
 def _prompt_of(file: str, number: int, line: str) -> str:
     try:
         prompt = json.loads(line)["prompt"]
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise ValueError(f'--prompts {file}:{number}: expected an object such as {{"prompt": "..."}}') from error
     if not isinstance(prompt, str):
         raise ValueError(f"--prompts {file}:{number}: prompt is no text but {prompt!r}")

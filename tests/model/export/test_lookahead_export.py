@@ -220,8 +220,12 @@ def test_a_user_follows_the_card(make_thinking: MakeThinking, tmp_path: Path, mo
     with safe_open(folder / "model.safetensors", "pt") as file:
         assert not [name for name in file.keys() if "objective" in name]  # noqa: SIM118 - safe_open is no dict
     card = (folder / "README.md").read_text()
-    for line in (f'sys.path.insert(0, "{folder}")', "from lookahead import Lookahead", f'from_pretrained("{folder}")'):
-        assert line in card
+    code = "".join(re.findall("```python\n(.*?)```", card, re.DOTALL))
+    assert f'sys.path.insert(0, "{folder}")' in code
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    shown: dict[str, Any] = {}
+    exec(code.replace("[...]", "[5, 6, 7]").replace("64", "8"), shown)  # a model of a task: it has no tokenizer
+    assert shown["tokens"].tolist()[:3] == [5, 6, 7]
     theirs = folder_code(folder)
     all_new = list(theirs.continuation(PROMPT, NEW, "every:4", **HOT))
     theirs.model.generation_config.eos_token_id = [60, all_new[4]]

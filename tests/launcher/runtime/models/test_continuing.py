@@ -203,6 +203,7 @@ def test_prompts_are_lines(tmp_path: Path, name: str, content: str, prompts: lis
         ("a.txt", b"\n\n", r"a\.txt: holds no prompt"),
         ("a.txt", b"\xff\xfe", r"a\.txt: is not UTF-8 text"),
         ("a.jsonl", b'{"prompt": "x"}\n{"text": "x"}', r"a\.jsonl:2: expected an object such as"),
+        ("a.jsonl", b"[" * 100_000, r"a\.jsonl:1: expected an object such as"),
         ("a.jsonl", b'["x"]', r"a\.jsonl:1: expected an object such as"),
         ("a.jsonl", b'{"prompt": 3}', r"a\.jsonl:1: prompt is no text but 3"),
     ],
