@@ -42,7 +42,7 @@ MIXTURES = (
     "[{CORPUS}, {task: {name: retrieval, pairs: 4, keys: 8, values: 8}, weight: 0.5}]",
     "[{CORPUS, weight_changes: [{tokens: 300, weight: 0.1}]}, {CORPUS, name: again, weight: 2}]",
 )
-STEPS, HALF = 4, 2
+STEPS, HALF, BATCHES = 4, 2, 4
 Rehearse = Callable[[Mapping[str, str]], "subprocess.CompletedProcess[str]"]
 RUNS = range(int(os.environ.get("PLUMBLINE_RANDOM_RUNS", "4")))
 
@@ -120,7 +120,12 @@ def accepted(overrides: dict[str, str], source: random.Random, rehearse: Rehears
 
 def typed(overrides: Mapping[str, str]) -> list[str]:
     """Return overrides as they are typed, and those that all these runs have."""
-    fixed = (f"train.steps={STEPS}", f"checkpoint.interval={HALF}", "train.eval_batches=null", "checkpoint.keep_last=9")
+    fixed = (
+        f"train.steps={STEPS}",
+        f"checkpoint.interval={HALF}",
+        f"train.eval_batches={BATCHES}",
+        "checkpoint.keep_last=9",
+    )
     return [*(f"{key}={value}" for key, value in overrides.items()), *fixed]
 
 
@@ -163,7 +168,8 @@ def test_what_a_dry_run_accepts_goes_all_the_way(
     overrides = accepted(
         drawn_keys, source, lambda keys: command("pretrain", "--config", tiny_config, *place, *typed(keys), "--dry-run")
     )
-    whole = trained(run_pretrain(tiny_config, name, typed(overrides), ranks=ranks), overrides)
+    outcome = run_pretrain(tiny_config, name, typed(overrides), ranks=ranks)
+    whole = trained(outcome, overrides)
 
     # Interrupted at half its length, it goes on to the same numbers and weights
     cut_back(whole, f"{name}-resumed")
@@ -189,9 +195,11 @@ def test_what_a_dry_run_accepts_goes_all_the_way(
         return json.loads(done.stdout) if done.returncode == 0 else None
 
     exported = asked("export", "--model", whole.folder, "--output", tmp_path / "export") is not None
+    (micro_batch,) = re.findall(r"rank\(s\) x (\d+) sequences", outcome.stdout)
+    same_batches = ("--data", corpus, "--batch-size", micro_batch, "--max-batches", str(BATCHES))
     texts = []
     for model in (whole.folder, tmp_path / "export")[: 1 + exported]:
-        scored = asked("eval", "--model", model, "--data", corpus)["loss"]
+        scored = asked("eval", "--model", model, *same_batches)["loss"]
         assert scored == pytest.approx(whole.column("eval/email/loss")[STEPS], rel=tolerance(overrides)), overrides
         told = asked("generate", "--model", model, "--prompt", "def ", "--max-new-tokens", "8", "--temperature", "1")
         texts += [] if told is None else [told["samples"][0]["text"]]
