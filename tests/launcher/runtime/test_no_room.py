@@ -47,7 +47,7 @@ def test_a_quantized_folder_is_there_whole_or_not_at_all(
 ) -> None:
     pytest.importorskip("compressed_tensors")
     words = ["quantize.py", "--model", trained, "--data", corpus, "--recipes", "rtn-w8", "--save", disk / "out"]
-    monkeypatch.setattr(sys, "argv", [*map(str, words), "--calibration-sequences", "2", "--max-batches", "1"])
+    monkeypatch.setattr(sys, "argv", [*map(str, words), "--calibration-sequences", "2"])
     fill(disk, room)
     with pytest.raises(FullDiskError, match=r"disk/out: no space left .* or choose another --save$"):
         quantize()
