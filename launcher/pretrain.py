@@ -90,7 +90,7 @@ def log_once(error: Exception, code: int, of_all: bool = False) -> int:
 
 
 if __name__ == "__main__":
-    STOP.end_at_once()  # until `train` is about to make its first step
+    STOP.end_at_once(at_second_interrupt=True)  # until `train` is about to make its first step
     begin()
 
 

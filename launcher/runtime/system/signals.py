@@ -71,19 +71,21 @@ class StopRequest:
         """Request a stop from within this process, from any thread; `why` is a phrase to follow "stopped"."""
         self._why = why
 
-    def end_at_once(self) -> None:
+    def end_at_once(self, at_second_interrupt: bool = False) -> None:
         """End the process with REQUEUE at a signal, or when a launcher dies, from now until `defer`.
-
-        After that, a second interrupt ends it with INTERRUPTED.
 
         Python handlers run between two instructions of the main thread, which may be waiting for other ranks in C++
         for half an hour. So a separate thread reads the signals, which the interpreter writes to a pipe as they arrive.
+
+        Args:
+            at_second_interrupt: end it with INTERRUPTED at a second interrupt, also after `defer`, wherever the main
+                thread is. Else that raises a KeyboardInterrupt there, which a process with children has to clean up at.
         """
         reader, writer = os.pipe()
         os.set_blocking(writer, False)
         signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
         os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))  # one Ctrl-C would count as several
-        self._listens = True
+        self._listens = at_second_interrupt
         Thread(target=self._listen, args=(reader,), daemon=True).start()
 
     def defer(self) -> None:
@@ -93,7 +95,7 @@ class StopRequest:
 
     def _listen(self, reader: int) -> None:
         interrupts = 0
-        while True:
+        while self._listens or not self._deferred:
             heard = select.select([reader], [], [], None if self._deferred else LOOK_SECONDS)[0]
             numbers = os.read(reader, 64) if heard else b""
             interrupts += numbers.count(signal.SIGINT)
@@ -102,7 +104,7 @@ class StopRequest:
                     if not self._deferred:
                         LOG.info(f"stopped {self.reason} before the first step, with nothing to save; start it again")
                         self._end(REQUEUE, f"stopped {self.reason} before the first step")
-            if interrupts > 1:
+            if self._listens and interrupts > 1:
                 LOG.error("interrupted")
                 self._end(INTERRUPTED, "interrupted")
 

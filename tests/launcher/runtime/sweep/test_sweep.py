@@ -23,10 +23,11 @@ from plumbline.launcher.runtime.config.load import as_yaml, save_config
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.run.inputs import Inputs
 from plumbline.launcher.runtime.run.status import RunStatus
-from plumbline.launcher.runtime.run.status_file import read_attempts
+from plumbline.launcher.runtime.run.status_file import read_attempts, read_status
 from plumbline.launcher.runtime.sweep import worker
 from plumbline.launcher.runtime.sweep.plan import Plan, make_plan
 from plumbline.launcher.runtime.sweep.worker import run_cell, why_failed
+from plumbline.launcher.runtime.system.exit_codes import INTERRUPTED
 from plumbline.launcher.runtime.system.signals import StopRequest
 from plumbline.launcher.runtime.system.world import World
 from tests.conftest import Command, Job, Outcome, Pretrain, Run, Start, written
@@ -252,6 +253,23 @@ def test_a_killed_worker_is_a_failed_cell_and_is_replaced(interrupted: tuple[Pla
     plan, stopped, _, _ = interrupted
     assert f"failed: {plan.runs[0]}" in stopped.stderr
     assert f"stopped: {plan.runs[1]}" in stopped.stderr
+
+
+def test_a_second_interrupt_ends_a_sweep_and_its_workers(tiny_config: Path, tmp_path: Path, sweep: Sweep) -> None:
+    file = write(tmp_path / "sweep.yaml", tiny_config, LONG, [1], {"optimizer.lr": [0.004]})
+    slow = "data.global_batch_size=2048"  # steps of seconds
+    (cell,) = make_plan(file, [slow]).runs
+    job = sweep(file, "--workers", "1", slow)
+    job.wait_until(lambda: (found := read_status(cell.config.run.folder)) is not None and found.state == "training")
+    children = psutil.Process(job.processes[0].pid).children(recursive=True)
+    for _ in range(2):
+        job.processes[0].send_signal(signal.SIGINT)
+        time.sleep(0.5)  # two that come together count as one
+    outcome = job.wait()
+    assert outcome.code == INTERRUPTED, outcome.stderr
+    assert "Traceback" not in outcome.stderr
+    _, left = psutil.wait_procs(children, timeout=2)
+    assert not left, "else they train on until they notice"
 
 
 def test_asked_to_stop_a_sweep_saves_and_goes_on_next_time(
