@@ -138,10 +138,8 @@ def cut_back(run: Run, name: str) -> None:
 
 def tolerance(overrides: Mapping[str, str]) -> float:
     """Return how far losses may be apart that are computed in batches of other sizes, or in bf16 and in fp32."""
-    rounds = overrides.get("deepspeed.precision", "fp32") != "fp32" or any(
-        key.startswith("precision") for key in overrides
-    )
-    return 5e-2 if rounds or overrides.get("deepspeed.communication_dtype") == "bf16" else 1e-3
+    in_bf16 = any("bf16" in overrides.get(f"deepspeed.{key}", "") for key in ("precision", "communication_dtype"))
+    return 5e-2 if in_bf16 or any(key.startswith("precision.") for key in overrides) else 1e-3
 
 
 def trained(outcome: Outcome, overrides: Mapping[str, str]) -> Run:
