@@ -152,10 +152,9 @@ def main() -> int:
             process_group.leave()
             return COMPLETE
         watch_time_limit(STOP, world.is_main)
-    except (ValueError, OSError) as error:
-        return refuse(error, arguments)
-    except RuntimeError as error:
-        if user_facing(error) is error:  # a bug
+    except (ValueError, OSError, RuntimeError) as error:
+        STOP.end_if_asked()
+        if isinstance(error, RuntimeError) and user_facing(error) is error:  # a bug
             raise
         return refuse(error, arguments)
     stamp_lines()
@@ -182,6 +181,7 @@ def attempt(config: Config, inputs: Inputs, world: World, status: RunStatus, wat
     try:
         complete = train(config, inputs, world, STOP, status, watchdog)
     except (ValueError, OSError, RuntimeError) as error:
+        STOP.end_if_asked()
         code = code_of(error, folder, status.step)
         if code == CRASHED:
             raise

@@ -19,6 +19,15 @@ if TYPE_CHECKING:
     from tests.conftest import Job, NewPort, Start
 
 LONG = ["train.steps=50000", "train.eval_interval=null", "deepspeed.timeout_minutes=60"]
+ASKED_THEN_ALONE = """
+import os, signal
+from plumbline.launcher import pretrain
+def is_left_alone(*_):
+    os.kill(os.getpid(), signal.SIGTERM)
+    raise RuntimeError("Connection closed by peer")
+pretrain.{} = is_left_alone
+os._exit(pretrain.main())
+"""
 SOON = 60.0
 """Seconds: less than any wait for others, more than a busy machine needs to end a process."""
 
@@ -95,10 +104,21 @@ def test_one_of_two_that_build_the_engine(start_pretrain: Start, tiny_config: Pa
         code = job.processes[0].wait(SOON)
         assert code == REQUEUE, job.texts()
     finally:
+        job.processes[1].send_signal(signal.SIGTERM)  # ahead of the error about the rank that has left it
         job.processes[1].send_signal(signal.SIGCONT)
-    job.processes[1].send_signal(signal.SIGTERM)
     assert job.wait(SOON).codes == (REQUEUE, REQUEUE)
     assert_nothing_was_made(job)
+
+
+@pytest.mark.parametrize("where", ["check_together", "train"])
+def test_when_the_others_have_left(start: Start, tiny_config: Path, tmp_path: Path, where: str) -> None:
+    """They were asked, too: a rank that notices first that they are gone, then that it was asked, did not crash."""
+    program = tmp_path / "program.py"
+    program.write_text(ASKED_THEN_ALONE.format(where))
+    arguments = ["--config", tiny_config, "run.name=alone"]
+    outcome = start(program, arguments, tmp_path / "runs" / "alone", launcher="python").wait(SOON)
+    assert outcome.code == REQUEUE, outcome.stderr
+    assert "Traceback" not in outcome.stderr
 
 
 def is_waiting(process_id: int) -> bool:

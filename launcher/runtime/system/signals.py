@@ -93,17 +93,29 @@ class StopRequest:
         with self._lock:
             self._deferred = True
 
+    def end_if_asked(self) -> None:
+        """End the process with REQUEUE if a stop was requested before `defer`.
+
+        For an error: the other ranks, asked to stop as well, may have left this one before its thread read the signal.
+        """
+        if not self._deferred and (self.signal is not None or self.is_orphaned):
+            self._end_before_training()
+
+    def _end_before_training(self) -> None:
+        with self._lock:  # else `defer` could return, and training begin, during the end
+            if not self._deferred:
+                LOG.info(f"stopped {self.reason} before the first step, with nothing to save; start it again")
+                self._end(REQUEUE, f"stopped {self.reason} before the first step")
+
     def _listen(self, reader: int) -> None:
         interrupts = 0
         while self._listens or not self._deferred:
             heard = select.select([reader], [], [], None if self._deferred else LOOK_SECONDS)[0]
             numbers = os.read(reader, 64) if heard else b""
             interrupts += numbers.count(signal.SIGINT)
-            if not self._deferred and (set(numbers) & set(SIGNALS) or self.signal is not None or self.is_orphaned):
-                with self._lock:  # else `defer` could return, and training begin, during the end
-                    if not self._deferred:
-                        LOG.info(f"stopped {self.reason} before the first step, with nothing to save; start it again")
-                        self._end(REQUEUE, f"stopped {self.reason} before the first step")
+            if set(numbers) & set(SIGNALS):
+                self._end_before_training()
+            self.end_if_asked()
             if self._listens and interrupts > 1:
                 LOG.error("interrupted")
                 self._end(INTERRUPTED, "interrupted")

@@ -239,6 +239,18 @@ def test_a_process_that_has_something_to_save_does_not(tmp_path: Path) -> None:
     assert process.returncode == 0
 
 
+def test_an_error_after_a_request_is_part_of_the_stop(monkeypatch: pytest.MonkeyPatch, stop: StopRequest) -> None:
+    """The others have left; unless there is something to save, or nobody asked."""
+    monkeypatch.setattr(os, "_exit", sys.exit)
+    stop.end_if_asked()
+    send(signal.SIGTERM)
+    with pytest.raises(SystemExit) as ended:
+        stop.end_if_asked()
+    assert ended.value.code == REQUEUE
+    stop.defer()
+    stop.end_if_asked()
+
+
 @contextlib.contextmanager
 def starting(folder: Path, how: str) -> "Iterator[subprocess.Popen[str]]":
     """Start a process that ends at once at a signal, or has deferred that, and then waits in C."""
