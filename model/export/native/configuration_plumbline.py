@@ -3,6 +3,10 @@
 from typing import Any
 
 from transformers import PreTrainedConfig
+from transformers.utils.versions import require_version
+
+# Older versions hand other arguments to the functions that make masks
+require_version("transformers>=5.4", "This folder's model needs it: pip install -U transformers")
 
 
 class PlumblineConfig(PreTrainedConfig):

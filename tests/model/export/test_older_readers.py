@@ -1,6 +1,8 @@
 """Older readers find the keys that they know in config.json, with the values of the newer ones."""
 
+import importlib.metadata
 import json
+import runpy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,7 @@ import pytest
 
 from plumbline.launcher.runtime.export.hugging_face import export
 from plumbline.model.decoder import CausalLM
+from plumbline.model.export.native import configuration_plumbline
 from plumbline.model.export.older_readers import older_rope_entries, unread_entries
 from tests.model.conftest import loaded
 
@@ -60,3 +63,10 @@ def test_the_converter_of_llama_cpp_finds_the_length_of_gpt2(
     export(loaded(model, tmp_path), tmp_path / "out", "gpt2")
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config["n_ctx"] == config["n_positions"] == model.config.max_position_embeddings
+
+
+def test_code_of_its_own_says_which_transformers_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    runpy.run_path(configuration_plumbline.__file__)
+    monkeypatch.setattr(importlib.metadata, "version", lambda _: "5.3.0")
+    with pytest.raises(ImportError, match=r"transformers>=5\.4 is required .*5\.3\.0"):
+        runpy.run_path(configuration_plumbline.__file__)
