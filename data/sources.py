@@ -82,7 +82,7 @@ class Sources:
             for name in map(os.path.realpath, paths) if source.is_files else [source.name]:
                 if (before := first.setdefault(name, number)) != number:
                     raise ValueError(
-                        f"--source {self.specs[before]} {source.spec}: both name {name}, whose text would be there "
+                        f"source {self.specs[before]} {source.spec}: both name {name}, whose text would be there "
                         f"twice: {REPEAT}"
                     )
 
@@ -90,7 +90,7 @@ class Sources:
         """Yield one line for each source with content that is not read as one might expect."""
         for source in self._each():
             if found := source.surprises():
-                yield printable(f"--source {source.spec}: {found}")
+                yield printable(f"source {source.spec}: {found}")
 
     def reading_as(self, request: Mapping[str, Any]) -> "Sources":
         """Return these sources, read as those of an earlier request were.

@@ -174,7 +174,7 @@ def _filled(output: Path, kind: FolderKind, key: str | None) -> Iterator[Path]:
     keep = False
     try:
         _remove_abandoned(output, folder)
-        with naming_full_disk(output, "choose another --output"):
+        with naming_full_disk(output, "write to another disk"):
             yield folder
             check_replaceable(output, kind)  # again: filling may have taken hours
             publish_folder(folder, output)

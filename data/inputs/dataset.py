@@ -68,13 +68,13 @@ def open_dataset(spec: str) -> Any:
 
     name, config, split = _parts_of(spec)
     if not Path(name).is_dir() and not is_reachable():
-        raise OSError(f"--source {spec}: the hub cannot be reached; give files, or see to the network")
+        raise OSError(f"source {spec}: the hub cannot be reached; give files, or see to the network")
     try:
         return datasets.load_dataset(name, config or None, split=split, streaming=True)
     except MemoryError:
         raise
     except Exception as error:  # the hub's client has errors of its own
-        text = f"--source {spec}: datasets cannot load it: {in_words(error)}"
+        text = f"source {spec}: datasets cannot load it: {in_words(error)}"
         # RuntimeError: it is a script, which `datasets` no longer runs
         if isinstance(error, ValueError | RuntimeError | datasets.exceptions.DatasetsError):
             raise ValueError(text) from error
@@ -108,7 +108,7 @@ def _streamed(spec: str, rows: Iterable[Any]) -> Iterator[Any]:
         raise
     except Exception as error:  # datasets and its file readers have errors of their own
         problem = textwrap.shorten(str(error), MOST_SAID) or type(error).__name__
-        text = f"--source {spec}: datasets cannot read its rows ({problem}); "
+        text = f"source {spec}: datasets cannot read its rows ({problem}); "
         if isinstance(error, ValueError):
             raise ValueError(f"{text}mend it, or name its files as sources, whose columns may differ") from error
         raise OSError(f"{text}see to the dataset or the network: the same command goes on from here") from error

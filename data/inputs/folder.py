@@ -36,14 +36,14 @@ class Folder(Files):
         """
         folder = Path(self.spec)
         if _is_closed(folder):
-            raise ValueError(f"--source {self.spec}: a folder that you may not open")
+            raise ValueError(f"source {self.spec}: a folder that you may not open")
         below = list(contents_of(folder))
         if files := files_among(below):
             return files
         if is_corpus(folder):
-            raise ValueError(f"--source {self.spec}: is a corpus already; --merge and --append make larger ones")
+            raise ValueError(f"source {self.spec}: is a corpus already; --merge and --append make larger ones")
         there = f" ({found})" if (found := _strange_among(below)) else ""
-        raise ValueError(f"--source {self.spec}: no file matches{there}; give {KNOWN}")
+        raise ValueError(f"source {self.spec}: no file matches{there}; give {KNOWN}")
 
     def surprises(self) -> str:
         """Return what is not read as one might expect; the folder is walked only once."""

@@ -44,14 +44,14 @@ class NamedFiles(Files):
         self._check_folders(matches)
         for path in files:
             if kind := why_not_read(path):
-                raise ValueError(f"--source {path}: {NOT_READ[kind]}")
+                raise ValueError(f"source {path}: {NOT_READ[kind]}")
         if files:
             return files
         if self.spec == "-" or self.spec.startswith("/dev/") or "://" in self.spec:
             raise ValueError(
-                f"--source {self.spec}: no file matches; pipes and URLs are not read, for text is read twice: save it"
+                f"source {self.spec}: no file matches; pipes and URLs are not read, for text is read twice: save it"
             )
-        raise ValueError(f"--source {self.spec}: no file matches; give {KNOWN}")
+        raise ValueError(f"source {self.spec}: no file matches; give {KNOWN}")
 
     def units(self, number: int) -> Iterator[Unit]:
         """Yield the units of the files, none of which may be one text though its lines are JSON objects.
@@ -61,7 +61,7 @@ class NamedFiles(Files):
         """
         files = self.files()
         if path := next(filter(is_text_of_rows, files), None):
-            raise ValueError(f"--source {path}: {ROWS}")
+            raise ValueError(f"source {path}: {ROWS}")
         yield from units_of(number, files, self.reading)
 
     def _check_folders(self, matches: list[str]) -> None:
@@ -75,6 +75,6 @@ class NamedFiles(Files):
         for folder in map(Path, sorted(matches)):
             if folder.is_dir() and folder.name not in LEFT_OUT and any(path.is_file() for path in contents_of(folder)):
                 raise ValueError(
-                    f"--source {self.spec}: matches {folder}, a folder, and none of the files in it: name the folder "
+                    f"source {self.spec}: matches {folder}, a folder, and none of the files in it: name the folder "
                     "as a source of its own, or match files at any depth with **"
                 )

@@ -121,7 +121,7 @@ def test_an_empty_name_is_not_the_working_directory(tmp_path: Path, monkeypatch:
     monkeypatch.chdir(tmp_path)
     sources = Sources(("",))
     for ask in (sources.fingerprint, sources.file_keys, lambda: list(sources.units())):
-        with pytest.raises(ValueError, match="--source : no file matches; give a file, a folder, a glob"):
+        with pytest.raises(ValueError, match="source : no file matches; give a file, a folder, a glob"):
             ask()
 
 

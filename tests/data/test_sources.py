@@ -240,7 +240,7 @@ def test_hugging_face_datasets_stream(tmp_path: Path) -> None:
 def test_a_dataset_that_fails_in_mid_stream_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.jsonl").write_bytes(json_lines("one"))
     (tmp_path / "b.jsonl").write_text('{"text": "two", "other": 7}\n')
-    start = f"--source hf:{re.escape(str(tmp_path))}: datasets cannot read its rows"
+    start = f"source hf:{re.escape(str(tmp_path))}: datasets cannot read its rows"
     with pytest.raises(ValueError, match=rf"{start} \(Couldn't cast .* don't match\); mend it, or name its files"):
         read(f"hf:{tmp_path}")
 
@@ -259,7 +259,7 @@ def test_a_dataset_that_fails_in_mid_stream_is_named(tmp_path: Path, monkeypatch
 def test_an_error_of_datasets_alone_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     error = datasets.exceptions.ManualDownloadError("by hand")
     monkeypatch.setattr("datasets.load_dataset", Mock(side_effect=error))
-    with pytest.raises(ValueError, match=r"--source hf:.*: datasets cannot load it: by hand"):
+    with pytest.raises(ValueError, match=r"source hf:.*: datasets cannot load it: by hand"):
         list(Sources((f"hf:{tmp_path}",)).units())
 
 
@@ -271,10 +271,10 @@ def test_a_dataset_that_cannot_be_reached_is_no_mistake_of_the_request(
 
     for error in (ConnectionError("timed out"), ReadTimeoutError("timed out")):
         monkeypatch.setattr("datasets.load_dataset", Mock(side_effect=error))
-        with pytest.raises(OSError, match=r"--source hf:.*: datasets cannot load it: timed out; see to the network"):
+        with pytest.raises(OSError, match=r"source hf:.*: datasets cannot load it: timed out; see to the network"):
             list(Sources((f"hf:{tmp_path}",)).units())
     monkeypatch.setattr("plumbline.data.inputs.dataset.is_reachable", lambda: False)
-    with pytest.raises(OSError, match="--source hf:some/text: the hub cannot be reached; give files"):
+    with pytest.raises(OSError, match="source hf:some/text: the hub cannot be reached; give files"):
         list(Sources(("hf:some/text",)).units())
 
 
@@ -404,7 +404,7 @@ def test_what_a_folder_holds_beside_text_is_told_with_counts(folder: Path) -> No
     (folder / "elsewhere").symlink_to(folder / "b")
     (folder / "broken").symlink_to(folder / "nothing")
     (warning,) = Sources((str(folder),)).warnings()
-    assert warning.startswith(f"--source {folder}: links to folders or to nothing are not followed: name their targets")
+    assert warning.startswith(f"source {folder}: links to folders or to nothing are not followed: name their targets")
     assert f"(2, such as {folder}/broken); packed files are left out: unpack them (2, such as {folder}/b/ro" in warning
     assert (
         f"tables are read as one text each: write them as .jsonl or .parquet (1, such as {folder}/b/rows.c" in warning
@@ -424,7 +424,7 @@ def test_a_folder_of_links_alone_says_why_nothing_is_read(tmp_path: Path, folder
 
 def test_a_folder_that_a_glob_matches_is_refused_unless_it_goes_down(folder: Path) -> None:
     (folder / "nothing").mkdir()
-    with pytest.raises(ValueError, match=r"--source .*\*: matches .*/b, a folder, and none of the files in it: name"):
+    with pytest.raises(ValueError, match=r"source .*\*: matches .*/b, a folder, and none of the files in it: name"):
         Sources((f"{folder}/*",)).fingerprint()
     assert read(f"{folder}/b/deep/*", f"{folder}/*.txt")[0] == [TEXTS[2], TEXTS[0]]
     assert read(f"{folder}/b/**/*.*")[0][:1] == ["not wanted"], "a glob says itself what is wanted"
@@ -438,7 +438,7 @@ def test_a_text_that_two_sources_name_is_refused(folder: Path) -> None:
         ("hf:x", "hf:x::train"),
     ):
         with pytest.raises(
-            ValueError, match=r"--source .*: both name .*, whose text would be there twice: leave one out"
+            ValueError, match=r"source .*: both name .*, whose text would be there twice: leave one out"
         ):
             Sources(specs).fingerprint()
     assert Sources((f"{folder}/a.txt", f"{folder}/b", "hf:x", "hf:x::test")).fingerprint()

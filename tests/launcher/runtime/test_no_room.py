@@ -32,7 +32,7 @@ def test_an_export_that_finds_no_room_leaves_the_old_one(model: LoadedModel, dis
     export(model, output, "native")
     before = {path: path.read_bytes() for path in output.iterdir()}
     fill(disk, room)
-    with pytest.raises(FullDiskError, match=r"disk/out: no space left .* Free some space, or choose another --output$"):
+    with pytest.raises(FullDiskError, match=r"disk/out: no space left .* Free some space, or write to another disk$"):
         export(model, output, "auto", overwrite=True)
     assert {path: path.read_bytes() for path in output.iterdir()} == before
     assert {path.name for path in disk.iterdir()} == {"out", "filler"}
