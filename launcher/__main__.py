@@ -13,8 +13,8 @@ import sys
 from itertools import takewhile
 from pathlib import Path
 
-from plumbline.launcher.runtime.system import cli
-from plumbline.launcher.runtime.system.completion import command_on_line
+from plumbline.launcher.runtime.commands import cli
+from plumbline.launcher.runtime.commands.completion import command_on_line
 
 FOLDER = Path(__file__).parent
 NO_COMMANDS = ("__init__", "__main__", "plumbline")

@@ -14,7 +14,7 @@ import argparse
 from dataclasses import asdict
 from typing import Any
 
-from plumbline.launcher.runtime.system import cli
+from plumbline.launcher.runtime.commands import cli
 
 BAD = 1  # exit code: a run would fail here
 
@@ -47,9 +47,9 @@ from plumbline.launcher.runtime.doctor.examine import Examination, examine
 from plumbline.launcher.runtime.doctor.meeting import open_store
 from plumbline.launcher.runtime.doctor.start import local_need_of, need_of
 from plumbline.launcher.runtime.doctor.table import CHECKS, PAIRS
-from plumbline.launcher.runtime.system import process_group
+from plumbline.launcher.runtime.ranks import process_group
+from plumbline.launcher.runtime.ranks.world import read_world
 from plumbline.launcher.runtime.system.log import LOG
-from plumbline.launcher.runtime.system.world import read_world
 
 
 def main() -> int:

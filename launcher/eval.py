@@ -13,7 +13,7 @@ python launcher/eval.py --model runs/quickstart --tasks held_out --task-folder c
 
 import argparse
 
-from plumbline.launcher.runtime.system import cli
+from plumbline.launcher.runtime.commands import cli
 
 OF_TASKS = ("task_folder", "num_fewshot", "limit", "bootstrap")
 """Options that go with --tasks only."""
@@ -110,6 +110,7 @@ from plumbline.data.loader import ValidationBatches
 from plumbline.data.opening import open_source
 from plumbline.data.streams import SampleSource
 from plumbline.data.tasks.source import TaskStream
+from plumbline.launcher.runtime.commands.progress import watched
 from plumbline.launcher.runtime.config.stock import model_folder
 from plumbline.launcher.runtime.harness import tasks as harness_tasks
 from plumbline.launcher.runtime.models.facts import model_facts, outline
@@ -125,7 +126,6 @@ from plumbline.launcher.runtime.models.held_out import (
 )
 from plumbline.launcher.runtime.models.open import DTYPES, LoadedModel, device_named, load_model, load_tokenizer
 from plumbline.launcher.runtime.run.scores import HeldOutLoss, held_out_loss
-from plumbline.launcher.runtime.system.progress import watched
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ import argparse
 from dataclasses import asdict
 from pathlib import Path
 
-from plumbline.launcher.runtime.system import cli
+from plumbline.launcher.runtime.commands import cli
 
 
 def parse_arguments() -> argparse.Namespace:

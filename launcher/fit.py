@@ -14,7 +14,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from plumbline.launcher.runtime.system import cli
+from plumbline.launcher.runtime.commands import cli
 from plumbline.model.scaling_laws.forms import FORMS, form_named
 
 
@@ -46,12 +46,12 @@ if __name__ == "__main__":
 
 
 from plumbline.data.workspace import check_folder, check_replaceable_file
+from plumbline.launcher.runtime.commands.progress import watched
 from plumbline.launcher.runtime.laws.document import describe
 from plumbline.launcher.runtime.laws.plots import plot_fit
 from plumbline.launcher.runtime.laws.rows import read_rows
 from plumbline.launcher.runtime.system.files import finite, write_json
 from plumbline.launcher.runtime.system.log import LOG
-from plumbline.launcher.runtime.system.progress import watched
 from plumbline.model.scaling_laws.fit import fit
 
 LAW = "law.json"

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 
-from plumbline.launcher.runtime.system import cli
+from plumbline.launcher.runtime.commands import cli
 from plumbline.model.sampling import check_sampling
 
 OPTIONS = ("think", "temperature", "top_k", "top_p", "max_new_tokens", "seed")
@@ -85,6 +85,7 @@ if __name__ == "__main__":
     cli.begin(parse_arguments)  # ahead of the imports below, which take seconds
 
 
+from plumbline.launcher.runtime.commands.interrupts import interrupts
 from plumbline.launcher.runtime.config.stock import model_folder
 from plumbline.launcher.runtime.models.continuing import (
     Continuation,
@@ -105,7 +106,6 @@ from plumbline.launcher.runtime.models.open import (
     load_tokenizer,
     refuse_own_thinker,
 )
-from plumbline.launcher.runtime.system.interrupts import interrupts
 from plumbline.launcher.runtime.system.log import LOG
 from plumbline.model.lookahead.generation import Drafts
 

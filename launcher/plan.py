@@ -13,7 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from plumbline.launcher.runtime.system import assumed_device, cli
+from plumbline.launcher.runtime.commands import cli
+from plumbline.launcher.runtime.system import assumed_device
 
 
 def parse_arguments() -> argparse.Namespace:

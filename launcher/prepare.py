@@ -25,7 +25,7 @@ from typing import Any
 
 from plumbline.data.paths import is_url
 from plumbline.data.sizes import in_units, parse_size
-from plumbline.launcher.runtime.system import cli
+from plumbline.launcher.runtime.commands import cli
 
 READING = ("text_key", "text_template", "document_separator")
 GROWING = ("output", *READING, "on_bad_record", "deduplicate", "shard_size")

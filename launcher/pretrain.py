@@ -31,7 +31,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from plumbline.launcher.runtime.system import cli
+from plumbline.launcher.runtime.commands import cli
 from plumbline.launcher.runtime.system.before_torch import announce, slurm_ranks
 from plumbline.launcher.runtime.system.exit_codes import COMPLETE, CRASHED, REQUEUE, UNUSABLE
 from plumbline.launcher.runtime.system.log import LOG, TRAINING, own_rank, stamp_lines
@@ -96,20 +96,21 @@ if __name__ == "__main__":
 
 from plumbline.launcher.runtime.checkpoint import branch
 from plumbline.launcher.runtime.checkpoint.newest import newest_checkpoint
+from plumbline.launcher.runtime.cluster.deadline import watch_time_limit
 from plumbline.launcher.runtime.config.load import as_yaml, load_config
 from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.config.written import read_run
 from plumbline.launcher.runtime.engine.stage import choose_stage
+from plumbline.launcher.runtime.ranks import process_group
+from plumbline.launcher.runtime.ranks.collectives import from_main
+from plumbline.launcher.runtime.ranks.rank_log import rank_log
+from plumbline.launcher.runtime.ranks.world import World, read_world
 from plumbline.launcher.runtime.run.folder import finished_step
 from plumbline.launcher.runtime.run.inputs import Inputs
 from plumbline.launcher.runtime.run.lock import RunLockedError
 from plumbline.launcher.runtime.run.status import RunStatus, begin_attempt, note_early_end
-from plumbline.launcher.runtime.system import determinism, process_group
-from plumbline.launcher.runtime.system.collectives import from_main
-from plumbline.launcher.runtime.system.deadline import watch_time_limit
-from plumbline.launcher.runtime.system.rank_log import rank_log
-from plumbline.launcher.runtime.system.world import World, read_world
+from plumbline.launcher.runtime.system import determinism
 from plumbline.launcher.runtime.trackers import check_trackers
 from plumbline.launcher.runtime.train.checks import check_together, open_checked
 from plumbline.launcher.runtime.train.description import describe

@@ -14,7 +14,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from plumbline.launcher.runtime.system import cli
+from plumbline.launcher.runtime.commands import cli
 
 
 def parse_arguments() -> None:
@@ -28,11 +28,11 @@ if __name__ == "__main__":
 
 import torch
 
+from plumbline.launcher.runtime.commands.interrupts import interrupts
 from plumbline.launcher.runtime.config.yaml_files import read_yaml
+from plumbline.launcher.runtime.ranks.world import emulates_bf16, free_port
 from plumbline.launcher.runtime.system.installation import ROOT, as_typed, is_checkout
-from plumbline.launcher.runtime.system.interrupts import interrupts
 from plumbline.launcher.runtime.system.log import LOG
-from plumbline.launcher.runtime.system.world import emulates_bf16, free_port
 
 CORPUS, RUN, EXPORT, CONFIG = "corpora/stdlib", "runs/quickstart", "exports/quickstart", "configs/quickstart.yaml"
 PROMPT = "def read_config(path):\n"

@@ -14,7 +14,7 @@ Exit codes: 0 verified, or samples found; 1 the run differs, or no sample is to 
 
 import argparse
 
-from plumbline.launcher.runtime.system import cli
+from plumbline.launcher.runtime.commands import cli
 
 DIFFERS = 1  # exit code
 OF_VERIFY, OF_STEP = ("windows", "most_steps"), ("full",)
@@ -52,13 +52,14 @@ if __name__ == "__main__":
 
 
 from plumbline.launcher.runtime.inspection.seen import SeenRun
+from plumbline.launcher.runtime.ranks import process_group
+from plumbline.launcher.runtime.ranks.collectives import from_main
+from plumbline.launcher.runtime.ranks.world import World, read_world
 from plumbline.launcher.runtime.replay.record import RunRecord, contradictions, read_record
 from plumbline.launcher.runtime.replay.spike import explain, standings
 from plumbline.launcher.runtime.replay.text import spike_facts, spike_lines, standing_lines, verify_facts, verify_lines
 from plumbline.launcher.runtime.replay.windows import Verdict, Verification, Window, recompute_some
-from plumbline.launcher.runtime.system import determinism, process_group
-from plumbline.launcher.runtime.system.collectives import from_main
-from plumbline.launcher.runtime.system.world import World, read_world
+from plumbline.launcher.runtime.system import determinism
 
 
 def main() -> int:

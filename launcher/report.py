@@ -17,7 +17,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from plumbline.launcher.runtime.system import cli
+from plumbline.launcher.runtime.commands import cli
 
 
 def parse_arguments() -> argparse.Namespace:

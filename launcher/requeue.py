@@ -15,12 +15,8 @@ from functools import partial
 from pathlib import Path
 
 from plumbline.launcher.runtime.checkpoint.newest import newest_step
-from plumbline.launcher.runtime.config.written import read_run
-from plumbline.launcher.runtime.run.interventions import went_back_past
-from plumbline.launcher.runtime.run.status_file import note_end_of_job, told_by_rank_0
-from plumbline.launcher.runtime.sweep.advance import one_of_several, read_share
-from plumbline.launcher.runtime.system import cli, nodes
-from plumbline.launcher.runtime.system.attempts import (
+from plumbline.launcher.runtime.cluster import nodes
+from plumbline.launcher.runtime.cluster.attempts import (
     FINAL,
     TALLY,
     Attempt,
@@ -30,6 +26,11 @@ from plumbline.launcher.runtime.system.attempts import (
     once_the_disk_is_back,
     read_limit,
 )
+from plumbline.launcher.runtime.commands import cli
+from plumbline.launcher.runtime.config.written import read_run
+from plumbline.launcher.runtime.run.interventions import went_back_past
+from plumbline.launcher.runtime.run.status_file import note_end_of_job, told_by_rank_0
+from plumbline.launcher.runtime.sweep.advance import one_of_several, read_share
 from plumbline.launcher.runtime.system.exit_codes import REQUEUE, UNUSABLE
 
 NOT_REQUEUED = 1  # exit code

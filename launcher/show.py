@@ -16,7 +16,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from plumbline.launcher.runtime.system import cli
+from plumbline.launcher.runtime.commands import cli
 
 if TYPE_CHECKING:
     from plumbline.launcher.runtime.inspection.seen import SeenRun, Step

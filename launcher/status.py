@@ -16,11 +16,11 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 
+from plumbline.launcher.runtime.cluster.slurm_queue import waiting_jobs
+from plumbline.launcher.runtime.commands import cli
 from plumbline.launcher.runtime.report.standing import Standing, look, runs_of
 from plumbline.launcher.runtime.run.ledger import BUCKETS, goodput, total
 from plumbline.launcher.runtime.sweep.names import names_of
-from plumbline.launcher.runtime.system import cli
-from plumbline.launcher.runtime.system.slurm_queue import waiting_jobs
 
 HEADER = ("run", "state", "step", "loss", "tokens/s", "eta", "checkpoint", "starts", "goodput", "why")
 LEFT = (0, 1, 9)  # columns of words

@@ -9,7 +9,7 @@ launcher/runtime/train/submission.py); slurm/pretrain.sbatch is what then runs o
 
 import argparse
 
-from plumbline.launcher.runtime.system import cli
+from plumbline.launcher.runtime.commands import cli
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -40,8 +40,8 @@ if __name__ == "__main__":
     cli.begin(parse_arguments)  # ahead of the imports below, which take seconds
 
 
+from plumbline.launcher.runtime.cluster.slurm import Request, count_of, describe_submission, require_sbatch, submit
 from plumbline.launcher.runtime.config.load import leaves_stage_open, load_config
-from plumbline.launcher.runtime.system.slurm import Request, count_of, describe_submission, require_sbatch, submit
 from plumbline.launcher.runtime.train.submission import check, write_submission
 
 

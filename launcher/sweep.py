@@ -29,8 +29,8 @@ Exit codes:
 import argparse
 from pathlib import Path
 
+from plumbline.launcher.runtime.commands import cli
 from plumbline.launcher.runtime.sweep.advance import one_of_several
-from plumbline.launcher.runtime.system import cli
 from plumbline.launcher.runtime.system.exit_codes import REQUEUE
 from plumbline.launcher.runtime.system.node_folder import use_node_folder
 from plumbline.launcher.runtime.system.signals import StopRequest
@@ -91,6 +91,7 @@ if __name__ == "__main__":
     use_node_folder()
 
 
+from plumbline.launcher.runtime.cluster.slurm import Request, describe_submission, require_sbatch, submit
 from plumbline.launcher.runtime.sweep.config import SweepConfig, load_sweep
 from plumbline.launcher.runtime.sweep.plan import Plan, load_plan, make_plan
 from plumbline.launcher.runtime.sweep.result import read_rows
@@ -98,7 +99,6 @@ from plumbline.launcher.runtime.sweep.results import SweepSummary, check_same_ce
 from plumbline.launcher.runtime.sweep.slurm import write_submission
 from plumbline.launcher.runtime.sweep.training import intention, report_failed, runs_of, trackers_of, train
 from plumbline.launcher.runtime.system.log import LOG
-from plumbline.launcher.runtime.system.slurm import Request, describe_submission, require_sbatch, submit
 from plumbline.launcher.runtime.trackers import caution_of_trackers
 
 FAILED, ELSEWHERE = 1, 4  # exit codes

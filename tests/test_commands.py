@@ -19,7 +19,7 @@ CONSOLE = re.compile(r"(^|[`;|] ?)plumbline ([a-z]+)(?= )")
 """What is short for python launcher/COMMAND.py."""
 PLACEHOLDER = re.compile(r"[A-Z]{2,}|\.\.\.|[<>*$]")
 OVERRIDE = re.compile(r"([a-z_]+)\.([a-z_0-9]+)(?:\.[\w.]+)?=")
-HELPERS = ("tests/benchmarks/step_cost.py", "launcher/runtime/system/cli.py", "launcher/runtime/report/command.py")
+HELPERS = ("tests/benchmarks/step_cost.py", "launcher/runtime/commands/cli.py", "launcher/runtime/report/command.py")
 
 
 def joined(page: Path) -> Iterator[str]:

@@ -16,7 +16,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from plumbline.launcher.runtime.system import cli
+from plumbline.launcher.runtime.commands import cli
 
 LAUNCHER = Path(__file__).resolve().parents[2] / "launcher"
 CONFIG = """\

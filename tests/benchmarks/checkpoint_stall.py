@@ -28,8 +28,8 @@ from plumbline.launcher.runtime.checkpoint.store import TrainState
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine
-from plumbline.launcher.runtime.system import process_group
-from plumbline.launcher.runtime.system.world import read_world
+from plumbline.launcher.runtime.ranks import process_group
+from plumbline.launcher.runtime.ranks.world import read_world
 
 CONFIG = Path(__file__).resolve().parents[2] / "configs" / "quickstart.yaml"
 MEMORY, ROOM = Path("/dev/shm"), 4 * 2**30

@@ -22,8 +22,9 @@ from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.any_ranks import AnyRanksEngine
 from plumbline.launcher.runtime.engine.base import Engine
 from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine
-from plumbline.launcher.runtime.system import determinism, process_group
-from plumbline.launcher.runtime.system.world import World, read_world
+from plumbline.launcher.runtime.ranks import process_group
+from plumbline.launcher.runtime.ranks.world import World, read_world
+from plumbline.launcher.runtime.system import determinism
 from tests.benchmarks.step_cost import on_random_text, parse_arguments, setting_of
 
 

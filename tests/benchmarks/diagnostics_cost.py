@@ -24,9 +24,9 @@ from plumbline.data.loader import TrainBatches
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.base import Engine
 from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine
+from plumbline.launcher.runtime.ranks import process_group
+from plumbline.launcher.runtime.ranks.world import World, read_world
 from plumbline.launcher.runtime.run.metrics import MetricsLog
-from plumbline.launcher.runtime.system import process_group
-from plumbline.launcher.runtime.system.world import World, read_world
 from plumbline.launcher.runtime.trackers.feed import Feed
 from plumbline.launcher.runtime.trackers.kind import TrackedRun
 from plumbline.launcher.runtime.trackers.tensorboard import TensorBoard

@@ -16,7 +16,7 @@ import torch
 from plumbline.data.config import SourceConfig
 from plumbline.data.loader import calibration_batches
 from plumbline.data.opening import open_source
-from plumbline.launcher.runtime.system import cli
+from plumbline.launcher.runtime.commands import cli
 
 
 def main() -> None:

@@ -27,8 +27,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # for `tests`, how
 from plumbline.data.loader import TrainBatches
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine
-from plumbline.launcher.runtime.system import process_group
-from plumbline.launcher.runtime.system.world import World, read_world
+from plumbline.launcher.runtime.ranks import process_group
+from plumbline.launcher.runtime.ranks.world import World, read_world
 from tests.benchmarks.step_cost import write_random_text
 
 CONFIG = Path(__file__).resolve().parents[2] / "configs" / "quickstart.yaml"

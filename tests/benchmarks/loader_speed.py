@@ -38,7 +38,7 @@ import torch
 from plumbline.data.config import DataConfig
 from plumbline.data.indexed import IndexedWriter, token_dtype
 from plumbline.data.loader import TrainBatches
-from plumbline.launcher.runtime.system.world import free_port
+from plumbline.launcher.runtime.ranks.world import free_port
 
 BATCHES = 400  # of one turn
 SHARD = 2**23  # bytes of a file of a peer that streams, as of our blocks

@@ -20,8 +20,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # for `tests`, how
 from plumbline.data.loader import TrainBatches
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine
-from plumbline.launcher.runtime.system import process_group
-from plumbline.launcher.runtime.system.world import World, read_world
+from plumbline.launcher.runtime.ranks import process_group
+from plumbline.launcher.runtime.ranks.world import World, read_world
 from tests.benchmarks.step_cost import on_random_text, parse_arguments, setting_of
 from tests.benchmarks.turns import Way, compared, take_turns
 

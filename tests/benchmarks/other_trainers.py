@@ -31,8 +31,8 @@ import torch
 from plumbline.data.loader import TrainBatches
 from plumbline.data.windows import Batch
 from plumbline.launcher.runtime.config.schema import Config
-from plumbline.launcher.runtime.system import process_group
-from plumbline.launcher.runtime.system.world import World, read_world
+from plumbline.launcher.runtime.ranks import process_group
+from plumbline.launcher.runtime.ranks.world import World, read_world
 from tests.benchmarks.step_cost import write_random_text
 from tests.benchmarks.stock import stock_model
 from tests.benchmarks.throughput import SIZES, engine_loop, make_config

@@ -20,10 +20,10 @@ import torch
 
 from plumbline.data.loader import TrainBatches, ValidationBatches
 from plumbline.data.opening import evaluated_sources
+from plumbline.launcher.runtime.commands import cli
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.config.schema import Config
-from plumbline.launcher.runtime.system import cli
 from plumbline.model.decoder import CausalLM
 from plumbline.model.parameterization.initialization import initialize
 from plumbline.model.parameterization.multipliers import multipliers

@@ -19,10 +19,10 @@ import torch
 from plumbline.data.config import SourceConfig
 from plumbline.data.loader import ValidationBatches
 from plumbline.data.opening import open_source
+from plumbline.launcher.runtime.commands import cli
 from plumbline.launcher.runtime.models.held_out import check_tokenizer, window_length
 from plumbline.launcher.runtime.models.open import LoadedModel, load_model
 from plumbline.launcher.runtime.quantize.damage import Damage, compare, damage
-from plumbline.launcher.runtime.system import cli
 from plumbline.model.quantization.post_training.apply import quantize_model
 from plumbline.model.quantization.post_training.calibration import decoder_blocks
 from plumbline.model.quantization.post_training.recipes import Recipe

@@ -21,8 +21,8 @@ from collections.abc import Callable, Container, Sequence
 from pathlib import Path
 from typing import Any
 
+from plumbline.launcher.runtime.commands import cli
 from plumbline.launcher.runtime.sweep.seed_means import mean, standard_error
-from plumbline.launcher.runtime.system import cli
 
 Row = dict[str, Any]
 

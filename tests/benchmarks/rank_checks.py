@@ -24,9 +24,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # for `tests`, how
 from plumbline.data.loader import TrainBatches
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.make import make_engine
-from plumbline.launcher.runtime.system import determinism, process_group
-from plumbline.launcher.runtime.system.checksum import checksum
-from plumbline.launcher.runtime.system.world import World, read_world
+from plumbline.launcher.runtime.ranks import process_group
+from plumbline.launcher.runtime.ranks.checksum import checksum
+from plumbline.launcher.runtime.ranks.world import World, read_world
+from plumbline.launcher.runtime.system import determinism
 from plumbline.launcher.runtime.train.guards.guard import Guard
 from plumbline.launcher.runtime.train.guards.replay import Replay
 from plumbline.launcher.runtime.train.guards.replicas import Replicas

@@ -11,7 +11,7 @@ import torch
 from plumbline.data.indexed import IndexedWriter, token_dtype
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.schema import Config
-from plumbline.launcher.runtime.system.world import World
+from plumbline.launcher.runtime.ranks.world import World
 
 VOCABULARY, TOKENS = 4096, 2_000_000
 

@@ -31,9 +31,9 @@ from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine
 from plumbline.launcher.runtime.engine.stage import assumed_machine, estimate_stages
 from plumbline.launcher.runtime.engine.step_result import StepUnderWay
-from plumbline.launcher.runtime.system import process_group
-from plumbline.launcher.runtime.system.memory import device_bytes
-from plumbline.launcher.runtime.system.world import World, read_world
+from plumbline.launcher.runtime.ranks import process_group
+from plumbline.launcher.runtime.ranks.memory import device_bytes
+from plumbline.launcher.runtime.ranks.world import World, read_world
 from tests.benchmarks.step_cost import on_random_text, setting_of
 
 

@@ -47,9 +47,9 @@ from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine
 from plumbline.launcher.runtime.engine.stage import assumed_machine, estimate_stages, fastest
 from plumbline.launcher.runtime.engine.step_result import StepUnderWay
-from plumbline.launcher.runtime.system import process_group
-from plumbline.launcher.runtime.system.memory import device_bytes
-from plumbline.launcher.runtime.system.world import World, read_world
+from plumbline.launcher.runtime.ranks import process_group
+from plumbline.launcher.runtime.ranks.memory import device_bytes
+from plumbline.launcher.runtime.ranks.world import World, read_world
 from plumbline.launcher.runtime.train.speed import peak_flops
 from plumbline.model.decoder import CausalLM
 from plumbline.model.flops import training_flops_per_token

@@ -38,12 +38,12 @@ from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine
 from plumbline.launcher.runtime.optim.optimizer import OptimizerConfig, group_settings
+from plumbline.launcher.runtime.ranks import process_group
+from plumbline.launcher.runtime.ranks.world import World, read_world
 from plumbline.launcher.runtime.run.folder import prepare_run_folder
 from plumbline.launcher.runtime.run.inputs import open_inputs
-from plumbline.launcher.runtime.system import process_group
 from plumbline.launcher.runtime.system.files import read_json_lines
 from plumbline.launcher.runtime.system.log import LOG
-from plumbline.launcher.runtime.system.world import World, read_world
 from plumbline.launcher.runtime.train.guards.transfer import RATIO, Transfer
 from plumbline.model.parameterization.rows import ParameterRow
 from tests.distributed.trainers import make_trainer

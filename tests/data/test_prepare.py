@@ -29,7 +29,7 @@ from plumbline.data.sizes import in_units, parse_size
 from plumbline.data.sources import Sources
 from plumbline.data.workspace import new_folder
 from plumbline.launcher.prepare import main
-from plumbline.launcher.runtime.system import cli
+from plumbline.launcher.runtime.commands import cli
 
 ROOT = Path(__file__).parents[2]
 

@@ -24,7 +24,7 @@ from plumbline.data.remote import fetch
 from plumbline.data.remote.cache import CacheConfig
 from plumbline.data.remote.fetch import RemoteError
 from plumbline.data.sources import Sources
-from plumbline.launcher.runtime.system.world import free_port
+from plumbline.launcher.runtime.ranks.world import free_port
 from tests.data.test_remote import blocky, config, read  # noqa: F401 - a fixture
 
 

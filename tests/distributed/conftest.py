@@ -26,10 +26,10 @@ from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.base import Engine
 from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine
+from plumbline.launcher.runtime.ranks.collectives import gather_objects
+from plumbline.launcher.runtime.ranks.process_group import join, leave
+from plumbline.launcher.runtime.ranks.world import World, read_world
 from plumbline.launcher.runtime.run.inputs import Inputs, open_inputs
-from plumbline.launcher.runtime.system.collectives import gather_objects
-from plumbline.launcher.runtime.system.process_group import join, leave
-from plumbline.launcher.runtime.system.world import World, read_world
 from plumbline.model.decoder import CausalLM
 from plumbline.model.parameterization.initialization import initialize
 from plumbline.model.parameterization.multipliers import multipliers

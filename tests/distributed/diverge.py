@@ -19,9 +19,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # for `tests`, how
 
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine
+from plumbline.launcher.runtime.ranks.checksum import WORDS
+from plumbline.launcher.runtime.ranks.world import read_world
 from plumbline.launcher.runtime.run.inputs import open_inputs
-from plumbline.launcher.runtime.system.checksum import WORDS
-from plumbline.launcher.runtime.system.world import read_world
 from plumbline.launcher.runtime.train.guards.guard import TrainingError
 from plumbline.launcher.runtime.train.guards.replicas import Replicas
 from tests.distributed.rank_program import begin, leave, train

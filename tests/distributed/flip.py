@@ -24,10 +24,10 @@ from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.engine.base import Engine
 from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine
 from plumbline.launcher.runtime.engine.make import make_engine
+from plumbline.launcher.runtime.ranks.checksum import WORDS
+from plumbline.launcher.runtime.ranks.world import read_world
 from plumbline.launcher.runtime.run.inputs import open_inputs
 from plumbline.launcher.runtime.system import determinism
-from plumbline.launcher.runtime.system.checksum import WORDS
-from plumbline.launcher.runtime.system.world import read_world
 from plumbline.launcher.runtime.train.guards.guard import WrongNodeError
 from plumbline.launcher.runtime.train.guards.replay import Replay
 from tests.distributed.rank_program import begin, leave, train

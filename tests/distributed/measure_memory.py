@@ -22,8 +22,8 @@ from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.engine.activations import LiveMemory
 from plumbline.launcher.runtime.engine.make import make_engine
 from plumbline.launcher.runtime.engine.memory import Estimate
-from plumbline.launcher.runtime.system import process_group
-from plumbline.launcher.runtime.system.world import World, read_world
+from plumbline.launcher.runtime.ranks import process_group
+from plumbline.launcher.runtime.ranks.world import World, read_world
 
 
 def all_tensors() -> list[torch.Tensor]:

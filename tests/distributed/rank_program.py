@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from plumbline.launcher import pretrain
-from plumbline.launcher.runtime.system import process_group
-from plumbline.launcher.runtime.system.world import World, read_world
+from plumbline.launcher.runtime.ranks import process_group
+from plumbline.launcher.runtime.ranks.world import World, read_world
 
 
 def begin() -> tuple[Path, Path, World]:

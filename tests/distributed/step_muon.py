@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from plumbline.launcher.runtime.engine.zero_shards import pieces_by_group, pieces_by_tensor
 from plumbline.launcher.runtime.optim.muon import ShardedMuon
-from plumbline.launcher.runtime.system.world import World
+from plumbline.launcher.runtime.ranks.world import World
 
 SHAPES = [(24, 7), (5, 11), (1, 3), (16, 16), (2, 40), (9, 4)]  # 638 elements: no size divides by the ranks
 SETTINGS: dict[str, Any] = {"lr": 0.02, "weight_decay": 0.3, "momentum": 0.8}

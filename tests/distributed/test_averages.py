@@ -32,7 +32,7 @@ from tests.distributed.trainers import make_trainer
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from plumbline.launcher.runtime.system.world import World
+    from plumbline.launcher.runtime.ranks.world import World
     from tests.conftest import Run
     from tests.distributed.conftest import TrainMatrix
 

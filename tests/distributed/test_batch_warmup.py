@@ -20,8 +20,8 @@ from plumbline.launcher.runtime.checkpoint.store import CheckpointError
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.plain import PlainEngine
+from plumbline.launcher.runtime.ranks.world import World
 from plumbline.launcher.runtime.run.inputs import open_inputs
-from plumbline.launcher.runtime.system.world import World
 
 if TYPE_CHECKING:
     from collections.abc import Callable

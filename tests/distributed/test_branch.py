@@ -22,15 +22,15 @@ from plumbline.launcher.runtime.checkpoint import store as checkpoint
 from plumbline.launcher.runtime.checkpoint.resume import check_resume
 from plumbline.launcher.runtime.checkpoint.store import CheckpointError
 from plumbline.launcher.runtime.checkpoint.tensors import shard_name
+from plumbline.launcher.runtime.cluster.slurm import Request
 from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.network import StepTime, compute
+from plumbline.launcher.runtime.ranks.world import World
 from plumbline.launcher.runtime.run.folder import prepare_run_folder
 from plumbline.launcher.runtime.run.inputs import open_inputs
-from plumbline.launcher.runtime.system.slurm import Request
-from plumbline.launcher.runtime.system.world import World
 from plumbline.launcher.runtime.train.submission import check as check_job
 
 if TYPE_CHECKING:

@@ -26,9 +26,9 @@ from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine
 from plumbline.launcher.runtime.models.open import load_model
+from plumbline.launcher.runtime.ranks.world import World
 from plumbline.launcher.runtime.run.inputs import Inputs, open_inputs
 from plumbline.launcher.runtime.system.exit_codes import REQUEUE
-from plumbline.launcher.runtime.system.world import World
 from tests.distributed.conftest import save, state_after, whole_weights
 from tests.distributed.test_joining import write_pair
 

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from plumbline.launcher.runtime.config.schema import Config
+    from plumbline.launcher.runtime.ranks.world import World
     from plumbline.launcher.runtime.run.inputs import Inputs
-    from plumbline.launcher.runtime.system.world import World
     from tests.conftest import Run
     from tests.distributed.conftest import TrainMatrix
 

@@ -23,8 +23,8 @@ from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.base import Engine
 from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine
 from plumbline.launcher.runtime.engine.plain import PlainEngine
+from plumbline.launcher.runtime.ranks.world import World
 from plumbline.launcher.runtime.run.inputs import Inputs
-from plumbline.launcher.runtime.system.world import World
 from tests.distributed.conftest import save, state_after
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from plumbline.launcher.runtime.checkpoint import commit, publishing
 from plumbline.launcher.runtime.checkpoint.store import CheckpointError, UnsavedError
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.schema import Config
+from plumbline.launcher.runtime.ranks.world import World
 from plumbline.launcher.runtime.run.inputs import open_inputs
 from plumbline.launcher.runtime.system.signals import StopRequest
-from plumbline.launcher.runtime.system.world import World
 from plumbline.launcher.runtime.train import loop, saving
 from plumbline.launcher.runtime.train.guards.guard import TrainingError
 from plumbline.launcher.runtime.train.guards.non_finite import NonFinite

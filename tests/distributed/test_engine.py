@@ -24,15 +24,15 @@ from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine, deepspeed_config
 from plumbline.launcher.runtime.engine.zero_shards import refuse_uneven
+from plumbline.launcher.runtime.ranks.collectives import sum_over_ranks
+from plumbline.launcher.runtime.ranks.process_group import SAID_OTHERWISE
 from plumbline.launcher.runtime.run.scores import LossSums
-from plumbline.launcher.runtime.system.collectives import sum_over_ranks
-from plumbline.launcher.runtime.system.process_group import SAID_OTHERWISE
 from plumbline.model.decoder import CausalLM
 from plumbline.model.parameterization.multipliers import multipliers
 from tests.distributed.conftest import whole_weights
 
 if TYPE_CHECKING:
-    from plumbline.launcher.runtime.system.world import World
+    from plumbline.launcher.runtime.ranks.world import World
 
 
 @pytest.fixture(scope="module")

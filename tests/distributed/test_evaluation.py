@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from plumbline.launcher.runtime.engine.base import Engine
-    from plumbline.launcher.runtime.system.world import World
+    from plumbline.launcher.runtime.ranks.world import World
 
 OVERRIDES = ["train.eval_batches=2", "train.ema_half_life_tokens=600", "metrics.diagnostics_interval=2"]
 

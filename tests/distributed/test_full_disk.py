@@ -12,12 +12,12 @@ import pytest
 
 from plumbline.launcher.runtime.checkpoint import store
 from plumbline.launcher.runtime.config.load import load_config
+from plumbline.launcher.runtime.ranks.world import World
 from plumbline.launcher.runtime.run.inputs import open_inputs
 from plumbline.launcher.runtime.run.metrics import MetricsLog
 from plumbline.launcher.runtime.system.exit_codes import REQUEUE, UNSAVED
 from plumbline.launcher.runtime.system.files import write_json
 from plumbline.launcher.runtime.system.signals import StopRequest
-from plumbline.launcher.runtime.system.world import World
 from plumbline.launcher.runtime.train import loop
 from plumbline.launcher.runtime.train.train import train
 from tests.conftest import Run

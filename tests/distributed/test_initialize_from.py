@@ -19,6 +19,7 @@ from plumbline.data.damage import DamagedFileError
 from plumbline.data.tokenizer_making import build_tokenizer
 from plumbline.launcher.runtime.checkpoint.resume import check_resume
 from plumbline.launcher.runtime.checkpoint.store import CheckpointError
+from plumbline.launcher.runtime.cluster.slurm import Request
 from plumbline.launcher.runtime.config.load import as_yaml, load_config
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine
@@ -26,7 +27,6 @@ from plumbline.launcher.runtime.export.hugging_face import export
 from plumbline.launcher.runtime.models import from_stock as initial_weights
 from plumbline.launcher.runtime.models.open import load_model
 from plumbline.launcher.runtime.run.inputs import Inputs, open_inputs
-from plumbline.launcher.runtime.system.slurm import Request
 from plumbline.launcher.runtime.train.submission import check as check_job
 from plumbline.model.decoder import CausalLM
 from plumbline.model.parameterization.multipliers import multipliers
@@ -36,7 +36,7 @@ from tests.distributed.trainers import make_trainer
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from plumbline.launcher.runtime.system.world import World
+    from plumbline.launcher.runtime.ranks.world import World
     from tests.conftest import Start
 
 STILL = ["optimizer.lr=1.0e-12", "schedule.warmup=0steps", "train.eval_interval=null", "checkpoint.interval=1"]

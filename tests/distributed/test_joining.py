@@ -12,8 +12,8 @@ from plumbline.data.indexed import IndexedWriter, token_dtype
 from plumbline.launcher.runtime.checkpoint import resume
 from plumbline.launcher.runtime.checkpoint.store import CheckpointError, read_manifest
 from plumbline.launcher.runtime.config.load import config_in, load_config
+from plumbline.launcher.runtime.ranks.world import World
 from plumbline.launcher.runtime.run.inputs import open_inputs
-from plumbline.launcher.runtime.system.world import World
 
 if TYPE_CHECKING:
     from tests.conftest import Pretrain

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from plumbline.launcher.runtime.config.schema import Config
-    from plumbline.launcher.runtime.system.world import World
+    from plumbline.launcher.runtime.ranks.world import World
     from plumbline.model.objectives.objective import Losses
 
 QUIET = ["train.steps=8", "train.eval_interval=null", "checkpoint.interval=null", "checkpoint.keep_last=9"]

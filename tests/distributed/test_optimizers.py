@@ -29,7 +29,7 @@ from tests.distributed.conftest import whole_weights
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from plumbline.launcher.runtime.system.world import World
+    from plumbline.launcher.runtime.ranks.world import World
     from tests.conftest import Pretrain, Run, Start
     from tests.distributed.conftest import Optimizers, PlainLoop, Reference, TrainMatrix
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from plumbline.launcher.runtime.config.schema import Config
-    from plumbline.launcher.runtime.system.world import World
+    from plumbline.launcher.runtime.ranks.world import World
     from tests.conftest import Pretrain, Run
     from tests.distributed.conftest import TrainMatrix
 

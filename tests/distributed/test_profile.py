@@ -11,9 +11,9 @@ from torch.autograd import DeviceType  # type: ignore[attr-defined]
 
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.plan import cautions, plan_run
+from plumbline.launcher.runtime.ranks.world import World
 from plumbline.launcher.runtime.run.inputs import open_inputs
 from plumbline.launcher.runtime.system.signals import StopRequest
-from plumbline.launcher.runtime.system.world import World
 from plumbline.launcher.runtime.train.loop import Trainer
 from plumbline.launcher.runtime.train.profile import device_times
 from plumbline.launcher.runtime.train.saving import Saver

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from plumbline.launcher.runtime.ranks.rank_log import RankFile, rank_log
 from plumbline.launcher.runtime.system.log import LOG, TRAINING, Terminal
-from plumbline.launcher.runtime.system.rank_log import RankFile, rank_log
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from plumbline.launcher.runtime.system.world import World
+    from plumbline.launcher.runtime.ranks.world import World
     from tests.conftest import Start
 
 TIME = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d"

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from plumbline.launcher.runtime.cluster.attempts import WRONG, accused
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.engine.plain import PlainEngine
+from plumbline.launcher.runtime.ranks.world import World
 from plumbline.launcher.runtime.run.inputs import open_inputs
-from plumbline.launcher.runtime.system.attempts import WRONG, accused
 from plumbline.launcher.runtime.system.exit_codes import CORRUPT
-from plumbline.launcher.runtime.system.world import World
 from plumbline.launcher.runtime.train.guards.guard import WrongNodeError
 from plumbline.launcher.runtime.train.guards.replay import Replay
 from tests.distributed.flip import MOMENTS, SETTINGS, Fault

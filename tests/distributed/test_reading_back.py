@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from plumbline.launcher.runtime.config.schema import Config
     from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine
+    from plumbline.launcher.runtime.ranks.world import World
     from plumbline.launcher.runtime.run.inputs import Inputs
-    from plumbline.launcher.runtime.system.world import World
 
 
 @pytest.fixture(scope="module")

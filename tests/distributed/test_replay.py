@@ -32,7 +32,7 @@ from tests.damage import reseal
 
 if TYPE_CHECKING:
     from plumbline.launcher.runtime.engine.base import Engine
-    from plumbline.launcher.runtime.system.world import World
+    from plumbline.launcher.runtime.ranks.world import World
     from tests.conftest import Pretrain, Run, Start
 
 STEPS, INTERVAL, RANKS = 12, 4, 2

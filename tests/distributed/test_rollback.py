@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from plumbline.launcher.runtime.config.schema import Config
-    from plumbline.launcher.runtime.system.world import World
+    from plumbline.launcher.runtime.ranks.world import World
     from tests.conftest import Command, Job, Start
     from tests.distributed.poisoned import Poison
 

@@ -15,11 +15,11 @@ import torch
 
 from plumbline.data.loader import TrainBatches
 from plumbline.launcher.runtime.config.load import load_config
+from plumbline.launcher.runtime.ranks.world import World
 from plumbline.launcher.runtime.run.inputs import open_inputs
 from plumbline.launcher.runtime.run.status import RunStatus
 from plumbline.launcher.runtime.run.status_file import INTERVAL
 from plumbline.launcher.runtime.system.signals import StopRequest
-from plumbline.launcher.runtime.system.world import World
 from plumbline.launcher.runtime.train.train import train
 from tests.conftest import Run
 

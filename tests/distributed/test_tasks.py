@@ -34,7 +34,7 @@ from plumbline.model.parameterization.multipliers import multipliers
 from tests.distributed.conftest import whole_weights
 
 if TYPE_CHECKING:
-    from plumbline.launcher.runtime.system.world import World
+    from plumbline.launcher.runtime.ranks.world import World
     from tests.conftest import Pretrain, Run
 
 TASK = "{name: retrieval, pairs: 4, queries: 2, keys: 6, values: 2}"

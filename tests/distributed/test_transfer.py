@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
     from plumbline.launcher.runtime.config.schema import Config
     from plumbline.launcher.runtime.engine.base import Engine
+    from plumbline.launcher.runtime.ranks.world import World
     from plumbline.launcher.runtime.run.inputs import Inputs
-    from plumbline.launcher.runtime.system.world import World
 
 REPOSITORY = Path(__file__).parents[2]
 SCRIPT = REPOSITORY / "tests" / "benchmarks" / "transfer_alarm.py"

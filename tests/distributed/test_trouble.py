@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from plumbline.launcher.runtime.cluster.attempts import BROKEN_GPU, accused
 from plumbline.launcher.runtime.run.status_file import read_attempts
-from plumbline.launcher.runtime.system.attempts import BROKEN_GPU, accused
 from plumbline.launcher.runtime.system.exit_codes import CORRUPT, UNREACHED, UNUSABLE
 from tests.data.made import shard
 

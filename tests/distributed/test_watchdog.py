@@ -19,10 +19,10 @@ import pytest
 import torch
 from torch._C import _distributed_c10d
 
+from plumbline.launcher.runtime.cluster.attempts import FROZEN, accused
+from plumbline.launcher.runtime.ranks.world import World
 from plumbline.launcher.runtime.run.status_file import read_attempts
-from plumbline.launcher.runtime.system.attempts import FROZEN, accused
 from plumbline.launcher.runtime.system.exit_codes import COMPLETE, HUNG
-from plumbline.launcher.runtime.system.world import World
 from plumbline.launcher.runtime.train import watchdog
 from plumbline.launcher.runtime.train.watchdog import COLLECTIVE, FOR_THE_DEVICE, Watchdog, stacks, suspects
 from tests.conftest import PATIENCE, environment
@@ -141,7 +141,7 @@ import ctypes, sys, time
 from pathlib import Path
 import torch
 from torch._C import _distributed_c10d
-from plumbline.launcher.runtime.system.world import World
+from plumbline.launcher.runtime.ranks.world import World
 from plumbline.launcher.runtime.train import watchdog
 _distributed_c10d._dump_nccl_trace = lambda: ctypes.PyDLL(None).sleep(1000)  # and keeps other threads of Python waiting
 watchdog.GRACE, watchdog.PATIENCE = 0.0, 1.0

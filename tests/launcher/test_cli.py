@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from plumbline.launcher.plan import check_options
+from plumbline.launcher.runtime.cluster.slurm import Request
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.engine.memory import model_states
-from plumbline.launcher.runtime.system.slurm import Request
 from plumbline.launcher.runtime.train import submission
 from tests.conftest import written
 

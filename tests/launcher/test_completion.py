@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from plumbline.launcher.runtime.system.completion import _keys
+from plumbline.launcher.runtime.commands.completion import _keys
 from tests.conftest import PATIENCE, REPOSITORY, environment
 
 pytest.importorskip("argcomplete")

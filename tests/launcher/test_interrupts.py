@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 BEGIN = """
 import hashlib, signal, subprocess, sys, time
 sys.path.insert(0, "launcher")
-from plumbline.launcher.runtime.system import cli
-from plumbline.launcher.runtime.system.interrupts import interrupts
+from plumbline.launcher.runtime.commands import cli
+from plumbline.launcher.runtime.commands.interrupts import interrupts
 cli.begin(lambda: None)
 def ready(): print("ready", flush=True)
 """
@@ -69,7 +69,7 @@ cli.run(main)
 HEARD_TWICE = """
 import os
 from threading import Thread
-from plumbline.launcher.runtime.system.interrupts import end
+from plumbline.launcher.runtime.commands.interrupts import end
 write = os.write
 os.write = lambda *given: (print("writing", flush=True), time.sleep(0.5), write(*given))
 Thread(target=end).start()

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from plumbline.launcher.requeue import NOT_REQUEUED, main, without
+from plumbline.launcher.runtime.cluster.attempts import FROZEN, LACKING, accuse, accused, once_the_disk_is_back
+from plumbline.launcher.runtime.cluster.nodes import PAUSES
 from plumbline.launcher.runtime.run.interventions import INTERVENTIONS, Intervention, write_interventions
 from plumbline.launcher.runtime.run.status import note_early_end
 from plumbline.launcher.runtime.run.status_file import told_by_rank_0
-from plumbline.launcher.runtime.system.attempts import FROZEN, LACKING, accuse, accused, once_the_disk_is_back
 from plumbline.launcher.runtime.system.exit_codes import UNUSABLE
-from plumbline.launcher.runtime.system.nodes import PAUSES
 
 SCONTROL = """\
 #!/bin/bash

@@ -16,11 +16,11 @@ from plumbline.data.tasks.retrieval import RetrievalConfig
 from plumbline.data.tasks.source import TaskSource
 from plumbline.data.tokenizer_making import tokenizer_folder
 from plumbline.data.tokenizers import Decoder
+from plumbline.launcher.runtime.commands.cli import escaped
 from plumbline.launcher.runtime.inspection.found import read_lines
 from plumbline.launcher.runtime.inspection.samples import Sample, spread
 from plumbline.launcher.runtime.inspection.seen import Read
 from plumbline.launcher.runtime.inspection.text import CUT, block, sample_lines
-from plumbline.launcher.runtime.system.cli import escaped
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from plumbline.launcher.runtime.cluster.slurm_queue import WaitingJob, waiting_jobs
 from plumbline.launcher.runtime.report.standing import look, runs_of
 from plumbline.launcher.runtime.run.interventions import INTERVENTIONS, Intervention, write_interventions
 from plumbline.launcher.runtime.run.ledger import BUCKETS, Attempt
 from plumbline.launcher.runtime.run.status_file import INTERVAL, Status, state_after, write_attempts
 from plumbline.launcher.runtime.system import exit_codes
 from plumbline.launcher.runtime.system.files import write_json
-from plumbline.launcher.runtime.system.slurm_queue import WaitingJob, waiting_jobs
 from plumbline.launcher.status import cells
 from tests.conftest import REPOSITORY
 from tests.launcher.runtime.run.test_lock import held_elsewhere

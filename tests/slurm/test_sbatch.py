@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from plumbline.launcher.runtime.cluster.attempts import LACKING, WRONG, accuse
+from plumbline.launcher.runtime.ranks.world import read_world
 from plumbline.launcher.runtime.run.status import note_early_end
-from plumbline.launcher.runtime.system.attempts import LACKING, WRONG, accuse
 from plumbline.launcher.runtime.system.exit_codes import UNUSABLE
-from plumbline.launcher.runtime.system.world import read_world
 from tests.slurm.probe import Probe, decisions, install
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 WORLD = """
 import os
 from plumbline.launcher.runtime.system.threads import ranks_on_this_host
-from plumbline.launcher.runtime.system.world import read_world
+from plumbline.launcher.runtime.ranks.world import read_world
 world = read_world()
 place = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
 print(world.rank, world.local_rank, world.size, *place, ranks_on_this_host(os.environ))

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from plumbline.launcher import submit
+from plumbline.launcher.runtime.commands import cli
 from plumbline.launcher.runtime.config.load import load_config, save_config
 from plumbline.launcher.runtime.run.status import RunStatus
-from plumbline.launcher.runtime.system import cli
 
 if TYPE_CHECKING:
     from plumbline.launcher.runtime.config.schema import Config

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from plumbline.launcher.runtime.system.deadline import job_end
+from plumbline.launcher.runtime.cluster.deadline import job_end
 from tests.slurm.probe import SLURM_FOLDER
 
 if TYPE_CHECKING:

@@ -17,10 +17,10 @@ from plumbline.launcher.runtime.checkpoint.local import LocalCheckpoints
 from plumbline.launcher.runtime.checkpoint.snapshot import Snapshot
 from plumbline.launcher.runtime.checkpoint.store import CheckpointError
 from plumbline.launcher.runtime.config.schema import Config
-from plumbline.launcher.runtime.system.collectives import gather_objects
+from plumbline.launcher.runtime.ranks.collectives import gather_objects
+from plumbline.launcher.runtime.ranks.process_group import gloo_group
+from plumbline.launcher.runtime.ranks.world import World
 from plumbline.launcher.runtime.system.log import LOG, TRAINING
-from plumbline.launcher.runtime.system.process_group import gloo_group
-from plumbline.launcher.runtime.system.world import World
 
 LOOK = 1.0
 """Seconds between heartbeats while training waits for a save."""

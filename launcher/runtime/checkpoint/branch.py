@@ -25,8 +25,8 @@ from plumbline.launcher.runtime.config.load import config_in, load_config
 from plumbline.launcher.runtime.config.plan import last_step, plan_run
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.optim.schedule import BranchConfig
-from plumbline.launcher.runtime.system.collectives import from_main
-from plumbline.launcher.runtime.system.world import World
+from plumbline.launcher.runtime.ranks.collectives import from_main
+from plumbline.launcher.runtime.ranks.world import World
 
 MOST_NAMED = 10
 """Checkpoints that are offered in the place of one that cannot be used: the newest."""

@@ -12,8 +12,8 @@ from plumbline.launcher.runtime.checkpoint.publishing import make_room, prune, p
 from plumbline.launcher.runtime.checkpoint.snapshot import Snapshot
 from plumbline.launcher.runtime.checkpoint.store import CheckpointError, step_folder
 from plumbline.launcher.runtime.config.sections import CheckpointConfig
-from plumbline.launcher.runtime.system.collectives import gather_objects
-from plumbline.launcher.runtime.system.world import World
+from plumbline.launcher.runtime.ranks.collectives import gather_objects
+from plumbline.launcher.runtime.ranks.world import World
 
 Result = TypeVar("Result")
 

@@ -47,9 +47,9 @@ from plumbline.launcher.runtime.config.identity import TRAINED, differences
 from plumbline.launcher.runtime.config.load import config_in
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.config.sections import CheckpointConfig
-from plumbline.launcher.runtime.system.collectives import from_main, gather_objects
+from plumbline.launcher.runtime.ranks.collectives import from_main, gather_objects
+from plumbline.launcher.runtime.ranks.world import World
 from plumbline.launcher.runtime.system.files import is_own_folder, write_json, write_whole
-from plumbline.launcher.runtime.system.world import World
 
 Result = TypeVar("Result")
 

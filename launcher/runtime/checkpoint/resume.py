@@ -28,13 +28,13 @@ from plumbline.launcher.runtime.config.load import config_in
 from plumbline.launcher.runtime.config.plan import last_step, plan_run
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.base import Engine
+from plumbline.launcher.runtime.ranks.collectives import from_main, gather_objects, on_every_rank
+from plumbline.launcher.runtime.ranks.world import World
 from plumbline.launcher.runtime.run.chain import noted_checkpoint
 from plumbline.launcher.runtime.run.interventions import read_interventions, skipped_in
-from plumbline.launcher.runtime.system.collectives import from_main, gather_objects, on_every_rank
 from plumbline.launcher.runtime.system.files import read_object
 from plumbline.launcher.runtime.system.log import LOG, TRAINING
 from plumbline.launcher.runtime.system.tail import lines_from_end
-from plumbline.launcher.runtime.system.world import World
 
 WEIGHTS = "; to change it from here on, give the source weight_changes"
 """Advice in an error about a changed weight of a source."""

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from plumbline.data.damage import reading
 from plumbline.launcher.runtime.checkpoint.store import CheckpointError, read_manifest
-from plumbline.launcher.runtime.system.collectives import gather_objects, on_every_rank
-from plumbline.launcher.runtime.system.world import World
+from plumbline.launcher.runtime.ranks.collectives import gather_objects, on_every_rank
+from plumbline.launcher.runtime.ranks.world import World
 
 FOLDER = "state"
 """Folder of the tensor files in a checkpoint."""

@@ -28,7 +28,7 @@ from plumbline.launcher.runtime.checkpoint.weights import TensorFile
 from plumbline.launcher.runtime.engine.base import Engine
 from plumbline.launcher.runtime.engine.pieces import Piece
 from plumbline.launcher.runtime.optim.optimizer import verify_settings
-from plumbline.launcher.runtime.system.collectives import on_every_rank
+from plumbline.launcher.runtime.ranks.collectives import on_every_rank
 
 WEIGHT, AVERAGE = "weight", "ema"
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from torch._C._distributed_c10d import Store  # torch.distributed has them without telling mypy
 
-from plumbline.launcher.runtime.system.world import World
+from plumbline.launcher.runtime.ranks.world import World
 
 Level = Literal["bad", "warning", "ok"]
 LEVELS: tuple[Level, ...] = ("bad", "warning", "ok")

@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 
 from plumbline.launcher.runtime.doctor.check import EVERYWHERE, Facts, Finding, Place, Report
-from plumbline.launcher.runtime.system import process_group
+from plumbline.launcher.runtime.ranks import process_group
 from plumbline.launcher.runtime.system.compilers import missing_c_compiler, missing_header
 
 

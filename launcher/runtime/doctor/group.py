@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore  # torch.distributed has them without telling mypy
 
 from plumbline.launcher.runtime.doctor.check import EVERYWHERE, Facts, Finding, Place, Report
-from plumbline.launcher.runtime.system.process_group import listen_where_others_reach
+from plumbline.launcher.runtime.ranks.process_group import listen_where_others_reach
 
 
 def measure(place: Place) -> Facts:

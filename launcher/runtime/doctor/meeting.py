@@ -8,10 +8,10 @@ from datetime import timedelta
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore  # torch.distributed has them without telling mypy
 
+from plumbline.launcher.runtime.cluster import nodes
 from plumbline.launcher.runtime.doctor.check import EVERYWHERE, Finding
-from plumbline.launcher.runtime.system import nodes
-from plumbline.launcher.runtime.system.process_group import OTHER_PORT
-from plumbline.launcher.runtime.system.world import World
+from plumbline.launcher.runtime.ranks.process_group import OTHER_PORT
+from plumbline.launcher.runtime.ranks.world import World
 
 CHECK = "arrival"
 

@@ -11,8 +11,8 @@ from statistics import median
 import torch
 import torch.distributed as dist
 
+from plumbline.launcher.runtime.cluster.nodes import node_name
 from plumbline.launcher.runtime.doctor.check import EVERYWHERE, Facts, Finding, Level, Place, Report
-from plumbline.launcher.runtime.system.nodes import node_name
 
 FEW = 8
 """Most ranks of which all pairs are measured; with more, only one rank per node."""

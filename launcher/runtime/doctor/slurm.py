@@ -6,9 +6,9 @@ import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 
+from plumbline.launcher.runtime.cluster import nodes
+from plumbline.launcher.runtime.cluster.deadline import NOTICE, read_notice
 from plumbline.launcher.runtime.doctor.check import EVERYWHERE, Facts, Finding, Place, Report
-from plumbline.launcher.runtime.system import nodes
-from plumbline.launcher.runtime.system.deadline import NOTICE, read_notice
 from plumbline.launcher.runtime.system.installation import ROOT
 
 SHORT = 30

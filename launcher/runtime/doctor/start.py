@@ -6,15 +6,15 @@ from pathlib import Path
 
 from plumbline.launcher.runtime.checkpoint.publishing import bytes_of_leftovers
 from plumbline.launcher.runtime.checkpoint.store import checkpoints
+from plumbline.launcher.runtime.cluster.nodes import node_name
 from plumbline.launcher.runtime.config.budget import checkpoint_bytes
 from plumbline.launcher.runtime.config.plan import RunPlan
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.doctor.check import EVERYWHERE, Finding, LocalNeed, Need, Place, Report
 from plumbline.launcher.runtime.doctor.table import AT_START
-from plumbline.launcher.runtime.system.collectives import from_main, gather_objects
+from plumbline.launcher.runtime.ranks.collectives import from_main, gather_objects
+from plumbline.launcher.runtime.ranks.world import World
 from plumbline.launcher.runtime.system.log import LOG
-from plumbline.launcher.runtime.system.nodes import node_name
-from plumbline.launcher.runtime.system.world import World
 
 
 class UnfitError(ValueError):

@@ -22,7 +22,7 @@ from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine
 from plumbline.launcher.runtime.engine.on_device import not_finite
 from plumbline.launcher.runtime.engine.tree_sum import TreeSum, order_of_lanes, sum_over_tree
 from plumbline.launcher.runtime.optim.clipping import base_equivalent_norm
-from plumbline.launcher.runtime.system.world import World
+from plumbline.launcher.runtime.ranks.world import World
 from plumbline.model.objectives.objective import Batch
 
 

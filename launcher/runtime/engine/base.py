@@ -22,9 +22,9 @@ from plumbline.launcher.runtime.engine.pieces import Piece
 from plumbline.launcher.runtime.engine.step_result import StepUnderWay
 from plumbline.launcher.runtime.optim.moving_average import MovingAverage
 from plumbline.launcher.runtime.optim.optimizer import set_learning_rates
+from plumbline.launcher.runtime.ranks.collectives import sum_over_ranks
+from plumbline.launcher.runtime.ranks.world import World
 from plumbline.launcher.runtime.run.scores import LossSums, loss_sums
-from plumbline.launcher.runtime.system.collectives import sum_over_ranks
-from plumbline.launcher.runtime.system.world import World
 from plumbline.model.objectives.objective import Batch, TrainedLM
 
 T = TypeVar("T")

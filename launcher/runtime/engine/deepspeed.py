@@ -34,8 +34,8 @@ from plumbline.launcher.runtime.optim.optimizer import (
     verify_settings,
 )
 from plumbline.launcher.runtime.optim.whole_matrices import WholeMatrixOptimizer
-from plumbline.launcher.runtime.system.process_group import quiet_stdout
-from plumbline.launcher.runtime.system.world import World
+from plumbline.launcher.runtime.ranks.process_group import quiet_stdout
+from plumbline.launcher.runtime.ranks.world import World
 from plumbline.model.objectives.objective import Batch, TrainedLM
 from plumbline.model.parameterization.rows import ParameterRow
 from plumbline.model.recomputation import recompute

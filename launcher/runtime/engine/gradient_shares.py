@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from plumbline.launcher.runtime.system.collectives import sum_over_ranks
+from plumbline.launcher.runtime.ranks.collectives import sum_over_ranks
 
 
 class GradientShares:

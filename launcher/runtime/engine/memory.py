@@ -9,10 +9,10 @@ from plumbline.launcher.runtime.engine.activations import activation_bytes
 from plumbline.launcher.runtime.engine.buckets import buckets, sends_gradients, sums_shares
 from plumbline.launcher.runtime.engine.build import compiles
 from plumbline.launcher.runtime.engine.tree_sum import lane_count
-from plumbline.launcher.runtime.system.collectives import from_main, gather_objects
+from plumbline.launcher.runtime.ranks.collectives import from_main, gather_objects
+from plumbline.launcher.runtime.ranks.memory import free_bytes
+from plumbline.launcher.runtime.ranks.world import World
 from plumbline.launcher.runtime.system.log import TRAINING
-from plumbline.launcher.runtime.system.memory import free_bytes
-from plumbline.launcher.runtime.system.world import World
 from plumbline.model.recomputation import Recomputed
 
 LEAST_FIRST: tuple[Recomputed, ...] = ("none", "selective", 4, 2, "full")

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from plumbline.launcher.runtime.system.collectives import sum_over_ranks
+from plumbline.launcher.runtime.ranks.collectives import sum_over_ranks
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from math import gcd
 
 from torch import Tensor, nn
 
-from plumbline.launcher.runtime.system.world import World
+from plumbline.launcher.runtime.ranks.world import World
 
 SAMPLED = 2**20
 """Elements of a piece from which a mean square is taken."""

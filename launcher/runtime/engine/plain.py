@@ -19,7 +19,7 @@ from plumbline.launcher.runtime.engine.memory import choose_recomputed
 from plumbline.launcher.runtime.engine.pieces import Piece, replicated
 from plumbline.launcher.runtime.optim.clipping import clip_gradients
 from plumbline.launcher.runtime.optim.optimizer import group_settings, make_optimizer, verify_settings
-from plumbline.launcher.runtime.system.world import World
+from plumbline.launcher.runtime.ranks.world import World
 from plumbline.model.objectives.objective import Batch, TrainedLM
 from plumbline.model.recomputation import recompute
 

@@ -17,10 +17,10 @@ from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.build import compiles
 from plumbline.launcher.runtime.engine.memory import USABLE, DeviceMemory, Estimate
 from plumbline.launcher.runtime.engine.network import Machine, StepTime, step_time
+from plumbline.launcher.runtime.ranks.memory import device_bytes
+from plumbline.launcher.runtime.ranks.world import World
 from plumbline.launcher.runtime.system import assumed_device
 from plumbline.launcher.runtime.system.log import LOG, TRAINING
-from plumbline.launcher.runtime.system.memory import device_bytes
-from plumbline.launcher.runtime.system.world import World
 from plumbline.model.parameterization.rows import ParameterRow
 from plumbline.model.recomputation import Recomputed
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from plumbline.launcher.runtime.system.collectives import LateSum
-from plumbline.launcher.runtime.system.device_clock import DeviceClock
+from plumbline.launcher.runtime.ranks.collectives import LateSum
+from plumbline.launcher.runtime.ranks.device_clock import DeviceClock
 
 _CLOCK = DeviceClock()
 

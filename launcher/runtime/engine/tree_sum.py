@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from plumbline.launcher.runtime.system.world import World
+from plumbline.launcher.runtime.ranks.world import World
 
 
 def lane_count(micro_batches: int) -> int:

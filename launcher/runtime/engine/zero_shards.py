@@ -21,8 +21,8 @@ from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.engine.pieces import Piece, replicated
 from plumbline.launcher.runtime.optim.optimizer import ALIGNED
 from plumbline.launcher.runtime.optim.whole_matrices import MatrixPieces, WholeMatrixOptimizer
-from plumbline.launcher.runtime.system.collectives import sum_over_ranks
-from plumbline.launcher.runtime.system.world import World
+from plumbline.launcher.runtime.ranks.collectives import sum_over_ranks
+from plumbline.launcher.runtime.ranks.world import World
 
 
 def master_weights(engine: Any, groups: Sequence[Mapping[str, Any]]) -> list[Tensor]:

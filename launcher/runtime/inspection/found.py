@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from plumbline.data.corpus import Corpus, Split
 from plumbline.data.finding import Found, find
 from plumbline.data.streams import SampleSource
+from plumbline.launcher.runtime.commands.cli import escaped
 from plumbline.launcher.runtime.inspection.text import Answer, steps_in_words
-from plumbline.launcher.runtime.system.cli import escaped
 
 if TYPE_CHECKING:
     from plumbline.launcher.runtime.inspection.seen import Read, SeenRun

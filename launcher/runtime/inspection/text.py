@@ -6,8 +6,8 @@ from typing import Any
 from plumbline.data.counting import Counts
 from plumbline.data.streams import IGNORED
 from plumbline.data.tokenizers import Decoder
+from plumbline.launcher.runtime.commands.cli import escaped
 from plumbline.launcher.runtime.inspection.samples import Sample
-from plumbline.launcher.runtime.system.cli import escaped
 
 Answer = tuple[dict[str, Any], list[str]]
 """The same content as facts for programs and as lines for people."""

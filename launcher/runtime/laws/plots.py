@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from plumbline.launcher.runtime.system.figures import panels, save_png, shades
+from plumbline.launcher.runtime.commands.figures import panels, save_png, shades
 from plumbline.model.scaling_laws.fit import Fit
 from plumbline.model.scaling_laws.points import points
 

@@ -26,10 +26,10 @@ from plumbline.launcher.runtime.config.stock import (
 )
 from plumbline.launcher.runtime.models.finite import check_finite
 from plumbline.launcher.runtime.models.open import load_tokenizer
+from plumbline.launcher.runtime.ranks.collectives import gather_objects
+from plumbline.launcher.runtime.ranks.world import World
 from plumbline.launcher.runtime.run.inputs import Inputs
-from plumbline.launcher.runtime.system.collectives import gather_objects
 from plumbline.launcher.runtime.system.log import LOG
-from plumbline.launcher.runtime.system.world import World
 from plumbline.model.attention import attention_kind
 from plumbline.model.export.from_stock import check_skip, from_stock
 from plumbline.model.parameterization.multipliers import multipliers

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from plumbline.launcher.runtime.system.collectives import AllRanksError
+from plumbline.launcher.runtime.ranks.collectives import AllRanksError
 
 CHUNK = 2**24  # elements swapped at a time, to bound memory
 

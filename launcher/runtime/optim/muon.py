@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from plumbline.launcher.runtime.optim.kind import Groups, OptimizerKind
 from plumbline.launcher.runtime.optim.whole_matrices import MatrixPieces, WholeMatrixOptimizer
-from plumbline.launcher.runtime.system.world import World
+from plumbline.launcher.runtime.ranks.world import World
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from typing import Any, Literal
 from matplotlib.axes import Axes
 from scipy import stats
 
+from plumbline.launcher.runtime.commands.figures import panels, save_png
 from plumbline.launcher.runtime.quantize.row import Row
-from plumbline.launcher.runtime.system.figures import panels, save_png
 
 Pairs = list[tuple[float, float]]
 Lines = dict[str, Pairs]

@@ -21,6 +21,7 @@ from torch import nn
 
 from plumbline.data.damage import reading
 from plumbline.data.streams import SampleSource
+from plumbline.launcher.runtime.commands.progress import watched
 from plumbline.launcher.runtime.models.open import LoadedModel
 from plumbline.launcher.runtime.quantize.damage import compare, damage
 from plumbline.launcher.runtime.quantize.facts import checkpoint_facts
@@ -35,7 +36,6 @@ from plumbline.launcher.runtime.system.files import (
     write_json_lines,
 )
 from plumbline.launcher.runtime.system.log import LOG
-from plumbline.launcher.runtime.system.progress import watched
 from plumbline.model.quantization.post_training.apply import check_recipe, quantize_model
 from plumbline.model.quantization.post_training.calibration import Sample
 from plumbline.model.quantization.post_training.recipes import Recipe

@@ -5,14 +5,14 @@ from dataclasses import dataclass
 
 from plumbline.data.streams import IGNORED
 from plumbline.launcher.runtime.checkpoint.store import step_of
+from plumbline.launcher.runtime.ranks.collectives import gather_objects
+from plumbline.launcher.runtime.ranks.world import World
 from plumbline.launcher.runtime.replay.record import Difference, RunRecord
 from plumbline.launcher.runtime.replay.search import AROUND, Found, Usual, search, usual
 from plumbline.launcher.runtime.replay.steps import Replay, Stash, without
 from plumbline.launcher.runtime.replay.windows import Window, compare, tolerance_of
 from plumbline.launcher.runtime.run.chain import Step
-from plumbline.launcher.runtime.system.collectives import gather_objects
 from plumbline.launcher.runtime.system.log import LOG
-from plumbline.launcher.runtime.system.world import World
 from plumbline.model.objectives.objective import Batch
 
 AFTER = 8

@@ -20,9 +20,9 @@ from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.base import Engine
 from plumbline.launcher.runtime.engine.make import make_engine
 from plumbline.launcher.runtime.models.from_stock import fetch, initial_weights
+from plumbline.launcher.runtime.ranks.collectives import gather_objects
+from plumbline.launcher.runtime.ranks.world import World
 from plumbline.launcher.runtime.run.chain import Step, digest_of
-from plumbline.launcher.runtime.system.collectives import gather_objects
-from plumbline.launcher.runtime.system.world import World
 from plumbline.launcher.runtime.train import garbage
 from plumbline.launcher.runtime.train.chain import SummedDigests
 from plumbline.model.objectives.objective import Batch

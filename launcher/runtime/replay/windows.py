@@ -8,13 +8,13 @@ from pathlib import Path
 
 from plumbline.launcher.runtime.checkpoint.store import step_of
 from plumbline.launcher.runtime.config.schema import Config
+from plumbline.launcher.runtime.ranks.collectives import from_main
+from plumbline.launcher.runtime.ranks.world import World
 from plumbline.launcher.runtime.replay.record import Difference, RunRecord, same
 from plumbline.launcher.runtime.replay.steps import Replay
 from plumbline.launcher.runtime.run.chain import Step
 from plumbline.launcher.runtime.run.metrics import REPORTED
-from plumbline.launcher.runtime.system.collectives import from_main
 from plumbline.launcher.runtime.system.log import LOG
-from plumbline.launcher.runtime.system.world import World
 
 TOLERANCES = {"fp32": 1e-3, "bf16": 5e-2}
 """Relative tolerance of loss, norm and weights on a different number of ranks, by precision."""

@@ -9,6 +9,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from plumbline.launcher.runtime.commands.cli import duration
 from plumbline.launcher.runtime.config.yaml_files import plain_values, read_yaml
 from plumbline.launcher.runtime.report import html
 from plumbline.launcher.runtime.report.alerts import find_alerts
@@ -18,7 +19,6 @@ from plumbline.launcher.runtime.report.history import read_history
 from plumbline.launcher.runtime.report.html import Cell, Swatch
 from plumbline.launcher.runtime.report.overlay import By, Compared, Overlay
 from plumbline.launcher.runtime.report.page import summary
-from plumbline.launcher.runtime.system.cli import duration
 
 RUNS, DIFFERENCES, ALERTS = "Runs", "Differences", "Alerts"
 NAMES = ("run.name", "run.root")  # keys that do not affect training

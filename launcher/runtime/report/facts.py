@@ -9,6 +9,7 @@ from typing import Any
 
 from plumbline.data.config import SourceConfig
 from plumbline.data.tasks.candidates import SCORES
+from plumbline.launcher.runtime.commands.cli import duration
 from plumbline.launcher.runtime.config.budget import totals
 from plumbline.launcher.runtime.config.load import config_in
 from plumbline.launcher.runtime.config.plan import RunPlan, describe_settings, plan_run
@@ -17,7 +18,6 @@ from plumbline.launcher.runtime.report.history import History
 from plumbline.launcher.runtime.report.standing import Standing, look
 from plumbline.launcher.runtime.run.ledger import goodput, total
 from plumbline.launcher.runtime.run.scores import wilson_interval
-from plumbline.launcher.runtime.system.cli import duration
 from plumbline.launcher.runtime.system.files import read_object
 from plumbline.launcher.runtime.system.log import LOG
 from plumbline.model.flops import training_flops_per_token

@@ -11,8 +11,8 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import BoundaryNorm, ListedColormap, LogNorm, Normalize, to_hex
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator, SymmetricalLogLocator
 
+from plumbline.launcher.runtime.commands.figures import panels, png, shades
 from plumbline.launcher.runtime.report.history import Floats, Series, grid_of
-from plumbline.launcher.runtime.system.figures import panels, png, shades
 
 SIZE = (5.4, 2.9)  # of a figure, inches
 DPI = 130  # sharp in print and on dense screens

@@ -17,8 +17,8 @@ from plumbline.data.tasks.maze import MazeConfig
 from plumbline.data.tasks.star_graph import StarGraphConfig
 from plumbline.data.tasks.sudoku import SudokuConfig
 from plumbline.data.tasks.task import TaskConfig
+from plumbline.launcher.runtime.commands.figures import panels, png
 from plumbline.launcher.runtime.report.figures import DPI
-from plumbline.launcher.runtime.system.figures import panels, png
 
 Place = tuple[float, float]
 RIGHT, WRONG, TRUE, QUIET = "#2ca02c", "#d62728", "#b7dfb7", "#aaaaaa"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from plumbline.launcher.runtime.checkpoint.newest import newest_checkpoint
+from plumbline.launcher.runtime.cluster.slurm_queue import WaitingJob
 from plumbline.launcher.runtime.run.interventions import Intervention, read_interventions
 from plumbline.launcher.runtime.run.ledger import Attempt, as_text, goodput, total
 from plumbline.launcher.runtime.run.lock import LOCK, owner_of
@@ -25,7 +26,6 @@ from plumbline.launcher.runtime.run.status_file import (
     with_last,
 )
 from plumbline.launcher.runtime.system.exit_codes import COMPLETE, STATES
-from plumbline.launcher.runtime.system.slurm_queue import WaitingJob
 
 QUIET = 12 * INTERVAL  # seconds after which a run that writes nothing is remarked, or, seen from another host, is dead
 SUBMITTED = "slurm"

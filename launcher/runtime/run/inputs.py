@@ -12,8 +12,8 @@ from plumbline.launcher.runtime.config.identity import differences
 from plumbline.launcher.runtime.config.plan import last_step
 from plumbline.launcher.runtime.config.rank_counts import check_ranks
 from plumbline.launcher.runtime.config.schema import Config
-from plumbline.launcher.runtime.system.collectives import gather_objects
-from plumbline.launcher.runtime.system.world import World
+from plumbline.launcher.runtime.ranks.collectives import gather_objects
+from plumbline.launcher.runtime.ranks.world import World
 
 
 @dataclass(frozen=True)

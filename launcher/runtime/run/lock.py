@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from plumbline.data.disk import is_there
-from plumbline.launcher.runtime.system.launch import job_id, restart_count
+from plumbline.launcher.runtime.cluster.launch import job_id, restart_count
 from plumbline.launcher.runtime.system.log import LOG
 
 LOCK = "lock"

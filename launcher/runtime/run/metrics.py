@@ -17,6 +17,7 @@ import psutil
 import torch
 
 from plumbline.data.damage import DamagedFileError
+from plumbline.launcher.runtime.ranks.world import World
 from plumbline.launcher.runtime.run.interventions import read_interventions
 from plumbline.launcher.runtime.run.lines import Lines
 from plumbline.launcher.runtime.run.progress import StepProgress
@@ -24,7 +25,6 @@ from plumbline.launcher.runtime.system.files import read_json_lines, read_key, w
 from plumbline.launcher.runtime.system.installation import ROOT, is_checkout
 from plumbline.launcher.runtime.system.log import LOG
 from plumbline.launcher.runtime.system.tail import Line, lines_from_end, lines_since
-from plumbline.launcher.runtime.system.world import World
 from plumbline.launcher.runtime.trackers.feed import Feed, History, finish
 
 REPORTED = ("loss", "grad_norm")

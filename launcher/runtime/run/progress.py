@@ -7,7 +7,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from plumbline.launcher.runtime.system.cli import duration
+from plumbline.launcher.runtime.commands.cli import duration
 from plumbline.launcher.runtime.system.log import TRAINING
 
 LOG_SECONDS = 5.0  # between lines, so that a log of a long run stays readable

@@ -16,6 +16,9 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from plumbline.data.disk import AWAY
+from plumbline.launcher.runtime.cluster import launch
+from plumbline.launcher.runtime.ranks.collectives import from_main
+from plumbline.launcher.runtime.ranks.world import World
 from plumbline.launcher.runtime.run.ledger import Attempt, Bucket, Ledger, seconds_until
 from plumbline.launcher.runtime.run.lock import LEASE_SECONDS, RunLockedError, hold
 from plumbline.launcher.runtime.run.status_file import (
@@ -32,12 +35,9 @@ from plumbline.launcher.runtime.run.status_file import (
     with_last,
     write_attempts,
 )
-from plumbline.launcher.runtime.system import launch
-from plumbline.launcher.runtime.system.collectives import from_main
 from plumbline.launcher.runtime.system.exit_codes import COMPLETE, CRASHED, INTERRUPTED, UNREACHED
 from plumbline.launcher.runtime.system.files import remove_leftovers, write_json
 from plumbline.launcher.runtime.system.log import LOG
-from plumbline.launcher.runtime.system.world import World
 
 DOING: dict[Bucket, str] = {
     "start_up": "starting",

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from plumbline.data.disk import is_there
+from plumbline.launcher.runtime.cluster import launch
 from plumbline.launcher.runtime.run.ledger import Attempt, as_text, as_time
 from plumbline.launcher.runtime.run.lock import RunLockedError, hold
-from plumbline.launcher.runtime.system import launch
 from plumbline.launcher.runtime.system.exit_codes import STATES
 from plumbline.launcher.runtime.system.files import finite, read_json_lines, write_json, write_json_lines
 from plumbline.launcher.runtime.system.log import LOG

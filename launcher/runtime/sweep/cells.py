@@ -21,12 +21,12 @@ from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.plan import last_step, plan_run
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.config.yaml_files import escape
+from plumbline.launcher.runtime.ranks.world import World
 from plumbline.launcher.runtime.run.inputs import Inputs, open_inputs
 from plumbline.launcher.runtime.sweep.config import OURS, GridConfig, SweepConfig, Values, axis_keys
 from plumbline.launcher.runtime.sweep.kinds import Kind
 from plumbline.launcher.runtime.sweep.result import Label
 from plumbline.launcher.runtime.system.files import key_of
-from plumbline.launcher.runtime.system.world import World
 from plumbline.launcher.runtime.train.checks import open_checked
 from plumbline.model.flops import training_flops_per_token
 from plumbline.model.parameterization.multipliers import multipliers

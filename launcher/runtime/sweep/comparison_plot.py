@@ -7,8 +7,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from plumbline.launcher.runtime.commands.figures import panels, save_png
 from plumbline.launcher.runtime.sweep.comparison import ComparisonSummary, Variant
-from plumbline.launcher.runtime.system.figures import panels, save_png
 
 PLAIN, THOUGHTS = "#1f77b4", "#ff7f0e"
 ROW, MARGIN = 0.26, 0.9  # inches

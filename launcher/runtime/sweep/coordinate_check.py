@@ -17,6 +17,7 @@ from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.build import build_model, without_objective
 from plumbline.launcher.runtime.optim.optimizer import group_settings, make_optimizer
+from plumbline.launcher.runtime.ranks.world import World
 from plumbline.launcher.runtime.run.inputs import Inputs
 from plumbline.launcher.runtime.run.status import RunStatus
 from plumbline.launcher.runtime.run.status_file import RESULT
@@ -25,7 +26,6 @@ from plumbline.launcher.runtime.sweep.result import Result
 from plumbline.launcher.runtime.sweep.seed_means import mean, standard_error
 from plumbline.launcher.runtime.system.files import write_json
 from plumbline.launcher.runtime.system.signals import StopRequest
-from plumbline.launcher.runtime.system.world import World
 from plumbline.model.diagnostics.coordinate_check import GATES, Record, coordinate_check, slope
 from plumbline.model.parameterization.initialization import initialize
 

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
+from plumbline.launcher.runtime.commands.figures import panels, save_png
 from plumbline.launcher.runtime.sweep.coordinate_check import CoordinateCheckSummary
-from plumbline.launcher.runtime.system.figures import panels, save_png
 
 PANELS = (
     ("size/residual", "stream out of the last block"),

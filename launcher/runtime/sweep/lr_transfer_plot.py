@@ -6,8 +6,8 @@ from typing import Any
 
 from matplotlib.lines import Line2D
 
+from plumbline.launcher.runtime.commands.figures import panels, save_png, shades
 from plumbline.launcher.runtime.sweep.lr_transfer import LrTransferSummary, SizeSummary
-from plumbline.launcher.runtime.system.figures import panels, save_png, shades
 
 SMALL = {"fontsize": 8, "title_fontsize": 8}
 

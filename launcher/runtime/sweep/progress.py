@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from tqdm import tqdm
 
+from plumbline.launcher.runtime.commands.cli import duration
 from plumbline.launcher.runtime.sweep.cells import Cell
 from plumbline.launcher.runtime.sweep.worker import Outcome
-from plumbline.launcher.runtime.system.cli import duration
 from plumbline.launcher.runtime.system.log import LOG
 
 

@@ -6,8 +6,8 @@ tasks share, and `slurm/submit-N.sh`, with the sbatch command. Each task runs sl
 
 from pathlib import Path
 
+from plumbline.launcher.runtime.cluster.slurm import Request, log_file, next_number, write_script
 from plumbline.launcher.runtime.sweep.plan import Plan, save_plan
-from plumbline.launcher.runtime.system.slurm import Request, log_file, next_number, write_script
 
 ABOUT = """\
 # Written by launcher/sweep.py. Run it again to queue the same runs again: a task skips those that are finished."""

@@ -2,13 +2,13 @@
 
 from contextlib import closing
 
+from plumbline.launcher.runtime.cluster.deadline import watch_time_limit
 from plumbline.launcher.runtime.sweep.cells import Cell
 from plumbline.launcher.runtime.sweep.names import write_names
 from plumbline.launcher.runtime.sweep.plan import Plan
 from plumbline.launcher.runtime.sweep.pool import default_workers, places, run_all
 from plumbline.launcher.runtime.sweep.progress import Progress
 from plumbline.launcher.runtime.sweep.worker import ERROR, Outcome, outcome_of, why_failed
-from plumbline.launcher.runtime.system.deadline import watch_time_limit
 from plumbline.launcher.runtime.system.log import LOG
 from plumbline.launcher.runtime.system.signals import StopRequest
 from plumbline.launcher.runtime.trackers import TrackerName, check_trackers

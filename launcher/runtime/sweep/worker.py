@@ -26,19 +26,20 @@ from tqdm import tqdm
 from plumbline.data.disk import is_file
 from plumbline.launcher.runtime.checkpoint.newest import newest_checkpoint
 from plumbline.launcher.runtime.checkpoint.store import checkpoints, newest_whole, problems
+from plumbline.launcher.runtime.cluster.launch import restart_count
 from plumbline.launcher.runtime.config.load import config_in
 from plumbline.launcher.runtime.config.schema import Config
+from plumbline.launcher.runtime.ranks import process_group
+from plumbline.launcher.runtime.ranks.world import World, be_alone, read_world
 from plumbline.launcher.runtime.run.inputs import Inputs, open_inputs
 from plumbline.launcher.runtime.run.lock import LEASE_SECONDS, RunLockedError, hold
 from plumbline.launcher.runtime.run.status import RunStatus
 from plumbline.launcher.runtime.run.status_file import RESULT, STATUS
 from plumbline.launcher.runtime.sweep.advance import DIVERGED
-from plumbline.launcher.runtime.system import determinism, process_group
+from plumbline.launcher.runtime.system import determinism
 from plumbline.launcher.runtime.system.exit_codes import BROKEN, COMPLETE, CRASHED, REQUEUE
 from plumbline.launcher.runtime.system.files import write_json, write_whole
-from plumbline.launcher.runtime.system.launch import restart_count
 from plumbline.launcher.runtime.system.signals import SIGNALS, StopRequest
-from plumbline.launcher.runtime.system.world import World, be_alone, read_world
 from plumbline.launcher.runtime.train import garbage
 from plumbline.launcher.runtime.train.guards.guard import TrainingError
 

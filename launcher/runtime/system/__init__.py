@@ -1,1 +1,1 @@
-"""Provide what a run needs from the machine: processes, files, signals, Slurm."""
+"""Provide what a process needs from its machine: files, signals, threads, logs, exit codes."""

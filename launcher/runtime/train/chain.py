@@ -13,10 +13,10 @@ import torch
 
 from plumbline.launcher.runtime.checkpoint.store import MANIFEST, checkpoints, step_of
 from plumbline.launcher.runtime.engine.step_result import StepResult
+from plumbline.launcher.runtime.ranks.collectives import LateSum, from_main
+from plumbline.launcher.runtime.ranks.world import World
 from plumbline.launcher.runtime.run.chain import ChainFile, Step, digest_of, from_limbs, in_hex, to_limbs
-from plumbline.launcher.runtime.system.collectives import LateSum, from_main
 from plumbline.launcher.runtime.system.log import LOG
-from plumbline.launcher.runtime.system.world import World
 from plumbline.model.objectives.objective import Batch
 
 TOGETHER = 100

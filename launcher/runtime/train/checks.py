@@ -6,9 +6,9 @@ from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.doctor.start import check_start
 from plumbline.launcher.runtime.models import from_stock as initial_weights
 from plumbline.launcher.runtime.optim.schedule import check_phases
+from plumbline.launcher.runtime.ranks.collectives import from_main
+from plumbline.launcher.runtime.ranks.world import World
 from plumbline.launcher.runtime.run.inputs import Inputs, open_inputs
-from plumbline.launcher.runtime.system.collectives import from_main
-from plumbline.launcher.runtime.system.world import World
 from plumbline.launcher.runtime.trackers import check_trackers
 from plumbline.launcher.runtime.train.guards.transfer import read_base
 

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from plumbline.launcher.runtime.config.budget import totals
 from plumbline.launcher.runtime.config.plan import RunPlan, cautions, describe_settings
 from plumbline.launcher.runtime.config.schema import Config
+from plumbline.launcher.runtime.ranks.world import World, emulates_bf16
 from plumbline.launcher.runtime.run.inputs import Inputs
 from plumbline.launcher.runtime.system import determinism
-from plumbline.launcher.runtime.system.world import World, emulates_bf16
 from plumbline.model.parameterization.sizes import sizes
 
 

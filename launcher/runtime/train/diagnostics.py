@@ -16,7 +16,7 @@ from torch import Tensor
 from plumbline.data.streams import IGNORED
 from plumbline.launcher.runtime.engine.base import Engine
 from plumbline.launcher.runtime.engine.pieces import sampled, stands_for
-from plumbline.launcher.runtime.system.collectives import sum_over_ranks
+from plumbline.launcher.runtime.ranks.collectives import sum_over_ranks
 from plumbline.model.diagnostics.observer import Observation, layer_name, observing
 from plumbline.model.diagnostics.statistics import gain_sums, gradient_sums, update_sums
 

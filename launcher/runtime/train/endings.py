@@ -8,16 +8,16 @@ from plumbline.data.disk import AWAY
 from plumbline.data.folders import UnlikeManifestError
 from plumbline.launcher.runtime.checkpoint.newest import newest_checkpoint
 from plumbline.launcher.runtime.checkpoint.store import CheckpointError, UnreadError, UnsavedError
+from plumbline.launcher.runtime.cluster.attempts import BROKEN_GPU, LACKING, UNFIT, WRONG, accuse
+from plumbline.launcher.runtime.cluster.nodes import node_name, own_job
 from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.doctor.start import UnfitError
+from plumbline.launcher.runtime.ranks.process_group import UnmetError
+from plumbline.launcher.runtime.ranks.world import MissingGPUError
 from plumbline.launcher.runtime.run.lock import RunLockedError
-from plumbline.launcher.runtime.system.attempts import BROKEN_GPU, LACKING, UNFIT, WRONG, accuse
 from plumbline.launcher.runtime.system.exit_codes import BROKEN, CORRUPT, CRASHED, UNREACHED, UNSAVED, UNUSABLE
 from plumbline.launcher.runtime.system.faults import is_of_device, is_out_of_memory, out_of_memory
 from plumbline.launcher.runtime.system.log import own_rank
-from plumbline.launcher.runtime.system.nodes import node_name, own_job
-from plumbline.launcher.runtime.system.process_group import UnmetError
-from plumbline.launcher.runtime.system.world import MissingGPUError
 from plumbline.launcher.runtime.train.guards.guard import TrainingError, WrongNodeError
 
 EXPLAINED = (

@@ -9,8 +9,8 @@ from torch.autograd import DeviceType  # type: ignore[attr-defined]
 from torch.profiler import ProfilerActivity, profile
 
 from plumbline.launcher.runtime.config.schema import Config
+from plumbline.launcher.runtime.ranks.world import World
 from plumbline.launcher.runtime.system.log import LOG, TRAINING
-from plumbline.launcher.runtime.system.world import World
 
 PARTS = "step: "
 """Prefix of the names by which the loop and the engines mark the parts of a step."""

@@ -12,11 +12,11 @@ from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.inspection.samples import decoders, of_batch
 from plumbline.launcher.runtime.inspection.seen import places
 from plumbline.launcher.runtime.inspection.text import sample_lines
+from plumbline.launcher.runtime.ranks.collectives import from_main
+from plumbline.launcher.runtime.ranks.world import World
 from plumbline.launcher.runtime.run.inputs import Inputs, check_agreement
 from plumbline.launcher.runtime.run.lock import RunLockedError, owner_of
-from plumbline.launcher.runtime.system.collectives import from_main
 from plumbline.launcher.runtime.system.log import TRAINING
-from plumbline.launcher.runtime.system.world import World
 
 SHOWN = 4
 """Samples of the first batch that are shown."""

@@ -16,6 +16,8 @@ from plumbline.launcher.runtime.checkpoint.store import ending_if_unwritable, st
 from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.plan import RunPlan
 from plumbline.launcher.runtime.config.schema import Config
+from plumbline.launcher.runtime.ranks.collectives import from_main
+from plumbline.launcher.runtime.ranks.world import World
 from plumbline.launcher.runtime.run.inputs import Inputs
 from plumbline.launcher.runtime.run.interventions import (
     INTERVENTIONS,
@@ -24,9 +26,7 @@ from plumbline.launcher.runtime.run.interventions import (
     skipped_in,
     write_interventions,
 )
-from plumbline.launcher.runtime.system.collectives import from_main
 from plumbline.launcher.runtime.system.log import LOG
-from plumbline.launcher.runtime.system.world import World
 from plumbline.launcher.runtime.train.guards.guard import RollBack, TrainingError
 from plumbline.launcher.runtime.train.guards.non_finite import REMEDY
 

@@ -10,8 +10,8 @@ from plumbline.launcher.runtime.checkpoint.local import LocalCheckpoints
 from plumbline.launcher.runtime.checkpoint.snapshot import Snapshot, take_snapshot
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.base import Engine
+from plumbline.launcher.runtime.ranks.collectives import any_rank
 from plumbline.launcher.runtime.run.status import RunStatus
-from plumbline.launcher.runtime.system.collectives import any_rank
 from plumbline.launcher.runtime.system.log import LOG, TRAINING
 from plumbline.launcher.runtime.train import garbage
 from plumbline.launcher.runtime.train.chain import ChainWriter

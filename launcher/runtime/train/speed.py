@@ -6,8 +6,8 @@ from functools import cache
 import torch
 
 from plumbline.launcher.runtime.config.schema import Config
+from plumbline.launcher.runtime.ranks.world import World
 from plumbline.launcher.runtime.system.log import TRAINING
-from plumbline.launcher.runtime.system.world import World
 from plumbline.model.flops import training_flops_per_token
 
 # Dense bf16 peak of one GPU in TFLOP/s, from the vendors' data sheets; matched against the device name in this order

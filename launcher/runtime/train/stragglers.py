@@ -15,10 +15,10 @@ from typing import TypeVar
 
 import torch
 
-from plumbline.launcher.runtime.system.collectives import gather_objects
+from plumbline.launcher.runtime.cluster.nodes import node_name
+from plumbline.launcher.runtime.ranks.collectives import gather_objects
+from plumbline.launcher.runtime.ranks.world import World
 from plumbline.launcher.runtime.system.log import LOG
-from plumbline.launcher.runtime.system.nodes import node_name
-from plumbline.launcher.runtime.system.world import World
 
 T = TypeVar("T")
 

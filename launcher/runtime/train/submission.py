@@ -14,16 +14,16 @@ import torch
 from plumbline.launcher.runtime.checkpoint import branch
 from plumbline.launcher.runtime.checkpoint.resume import check_any, check_not_lost, check_saved
 from plumbline.launcher.runtime.checkpoint.store import checkpoints, newest_whole, problems
+from plumbline.launcher.runtime.cluster.slurm import Request, log_file, next_number, write_script
 from plumbline.launcher.runtime.config.load import save_config
 from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.models.from_stock import fetch_ahead
+from plumbline.launcher.runtime.ranks.world import World
 from plumbline.launcher.runtime.run.folder import finished_step
 from plumbline.launcher.runtime.run.inputs import Inputs
 from plumbline.launcher.runtime.run.status_file import read_status
 from plumbline.launcher.runtime.system.log import LOG
-from plumbline.launcher.runtime.system.slurm import Request, log_file, next_number, write_script
-from plumbline.launcher.runtime.system.world import World
 from plumbline.launcher.runtime.trackers import caution_of_trackers
 from plumbline.launcher.runtime.train.checks import open_checked
 

@@ -9,12 +9,12 @@ from plumbline.launcher.runtime.checkpoint.publishing import put_back, tidy
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.make import make_engine
 from plumbline.launcher.runtime.models.from_stock import fetch, initial_weights
+from plumbline.launcher.runtime.ranks.collectives import from_main, on_every_rank
+from plumbline.launcher.runtime.ranks.world import World
 from plumbline.launcher.runtime.run.folder import prepare_run_folder
 from plumbline.launcher.runtime.run.inputs import Inputs, check_agreement
 from plumbline.launcher.runtime.run.status import RunStatus
-from plumbline.launcher.runtime.system.collectives import from_main, on_every_rank
 from plumbline.launcher.runtime.system.signals import StopRequest
-from plumbline.launcher.runtime.system.world import World
 from plumbline.launcher.runtime.train.guards.guard import TrainingError
 from plumbline.launcher.runtime.train.loop import Trainer
 from plumbline.launcher.runtime.train.watchdog import Watchdog, watch

@@ -19,19 +19,19 @@ from pathlib import Path
 
 from torch._C import _distributed_c10d
 
+from plumbline.launcher.runtime.cluster.attempts import FROZEN, accuse
+from plumbline.launcher.runtime.cluster.nodes import node_name, own_job
 from plumbline.launcher.runtime.config.schema import Config
-from plumbline.launcher.runtime.system.attempts import FROZEN, accuse
-from plumbline.launcher.runtime.system.collectives import gather_objects
+from plumbline.launcher.runtime.ranks.collectives import gather_objects
+from plumbline.launcher.runtime.ranks.world import World
 from plumbline.launcher.runtime.system.exit_codes import HUNG
 from plumbline.launcher.runtime.system.log import LOG
-from plumbline.launcher.runtime.system.nodes import node_name, own_job
-from plumbline.launcher.runtime.system.world import World
 
 GRACE = 5.0  # seconds for all ranks to write their stacks, since they do not notice the hang at the same moment
 PATIENCE = 30.0  # further seconds that writing may take: the disk may be the cause of the hang
 STOOD_STILL = 10
 """Times its usual pause after which the watch knows that the whole process was stopped: Ctrl-Z, a suspended job."""
-COLLECTIVE = ("torch/distributed/", "deepspeed/comm/", "runtime/system/collectives.py")
+COLLECTIVE = ("torch/distributed/", "deepspeed/comm/", "runtime/ranks/collectives.py")
 """Parts of file names in the stack of a rank that waits for others."""
 FOR_THE_DEVICE = (
     "torch/cuda/",

@@ -17,8 +17,8 @@ from plumbline.launcher.runtime.engine import deepspeed as engines
 from plumbline.launcher.runtime.engine.any_ranks import AnyRanksEngine
 from plumbline.launcher.runtime.engine.base import UpdateObserver
 from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine
-from plumbline.launcher.runtime.system.collectives import gather_objects
-from plumbline.launcher.runtime.system.world import World
+from plumbline.launcher.runtime.ranks.collectives import gather_objects
+from plumbline.launcher.runtime.ranks.world import World
 from tests.benchmarks.certificate import models
 from tests.benchmarks.certificate.models import Case
 from tests.benchmarks.certificate.mutant import Mutant

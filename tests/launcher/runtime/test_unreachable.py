@@ -14,6 +14,7 @@ from plumbline.data.folders import LocalFolder
 from plumbline.launcher.runtime.checkpoint import store
 from plumbline.launcher.runtime.checkpoint.branch import resolve
 from plumbline.launcher.runtime.checkpoint.local import _identify
+from plumbline.launcher.runtime.cluster.attempts import Attempt, decide
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.run.chain import CHAIN, ChainFile
 from plumbline.launcher.runtime.run.folder import read_result
@@ -23,7 +24,6 @@ from plumbline.launcher.runtime.run.starts import STARTS, read_starts
 from plumbline.launcher.runtime.run.status_file import ATTEMPTS, RESULT, STATUS, read_attempts, read_status
 from plumbline.launcher.runtime.sweep.advance import DIVERGED, Share
 from plumbline.launcher.runtime.sweep.worker import outcome_of
-from plumbline.launcher.runtime.system.attempts import Attempt, decide
 from plumbline.launcher.runtime.system.files import write_json
 
 if TYPE_CHECKING:

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from plumbline.launcher.runtime.cluster.nodes import node_name
 from plumbline.launcher.runtime.engine.base import Engine
-from plumbline.launcher.runtime.system.checksum import checksum, checksums
-from plumbline.launcher.runtime.system.collectives import any_rank, gather_objects, gather_rows, shift
-from plumbline.launcher.runtime.system.nodes import node_name
+from plumbline.launcher.runtime.ranks.checksum import checksum, checksums
+from plumbline.launcher.runtime.ranks.collectives import any_rank, gather_objects, gather_rows, shift
 from plumbline.launcher.runtime.train.guards.guard import Guard, WrongNodeError
 from plumbline.launcher.runtime.train.guards.replicas import name_ranks
 from plumbline.model.objectives.objective import Batch, Losses, TrainedLM

@@ -13,10 +13,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from plumbline.launcher.runtime.cluster.nodes import node_name
 from plumbline.launcher.runtime.engine.base import Engine
-from plumbline.launcher.runtime.system.checksum import checksums
-from plumbline.launcher.runtime.system.collectives import gather_objects, gather_rows
-from plumbline.launcher.runtime.system.nodes import node_name
+from plumbline.launcher.runtime.ranks.checksum import checksums
+from plumbline.launcher.runtime.ranks.collectives import gather_objects, gather_rows
 from plumbline.launcher.runtime.train.guards.guard import Guard, TrainingError, WrongNodeError
 
 REMEDY = (

@@ -30,8 +30,8 @@ from plumbline.launcher.runtime.engine.base import Engine
 from plumbline.launcher.runtime.engine.pieces import Piece, sampled, stands_for
 from plumbline.launcher.runtime.engine.step_result import StepResult
 from plumbline.launcher.runtime.optim.optimizer import OPTIMIZERS
+from plumbline.launcher.runtime.ranks.collectives import from_main, sum_over_ranks
 from plumbline.launcher.runtime.run.metrics import read_metrics
-from plumbline.launcher.runtime.system.collectives import from_main, sum_over_ranks
 from plumbline.launcher.runtime.system.log import LOG
 from plumbline.launcher.runtime.train.guards.guard import Guard
 

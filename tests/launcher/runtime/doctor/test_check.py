@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from plumbline.launcher.runtime.doctor.check import Check, Facts, Finding, Place, common, sort
-from plumbline.launcher.runtime.system.world import World
+from plumbline.launcher.runtime.ranks.world import World
 
 if TYPE_CHECKING:
     from tests.launcher.runtime.doctor.conftest import Reports

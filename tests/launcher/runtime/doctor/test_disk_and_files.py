@@ -18,7 +18,7 @@ from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.doctor import disk, files, shared_files, start
 from plumbline.launcher.runtime.doctor.check import Check, Facts, Finding, LocalNeed, Need, Place, Report
 from plumbline.launcher.runtime.doctor.start import UnfitError, check_start, local_need_of
-from plumbline.launcher.runtime.system.world import World
+from plumbline.launcher.runtime.ranks.world import World
 
 if TYPE_CHECKING:
     from tests.launcher.runtime.doctor.conftest import Reports

@@ -10,7 +10,7 @@ import torch
 
 from plumbline.launcher.runtime.doctor import gpus
 from plumbline.launcher.runtime.doctor.check import Place
-from plumbline.launcher.runtime.system.world import World
+from plumbline.launcher.runtime.ranks.world import World
 
 if TYPE_CHECKING:
     from tests.launcher.runtime.doctor.conftest import Reports

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
+from plumbline.launcher.runtime.cluster import nodes
 from plumbline.launcher.runtime.doctor import slurm
 from plumbline.launcher.runtime.doctor.check import Place
-from plumbline.launcher.runtime.system import nodes
+from plumbline.launcher.runtime.ranks.world import World
 from plumbline.launcher.runtime.system.installation import ROOT
-from plumbline.launcher.runtime.system.world import World
 
 if TYPE_CHECKING:
     from tests.launcher.runtime.doctor.conftest import Reports

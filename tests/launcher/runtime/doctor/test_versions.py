@@ -11,8 +11,8 @@ import torch
 
 from plumbline.launcher.runtime.doctor import versions
 from plumbline.launcher.runtime.doctor.check import EVERYWHERE, Place
+from plumbline.launcher.runtime.ranks.world import World
 from plumbline.launcher.runtime.system.installation import ROOT
-from plumbline.launcher.runtime.system.world import World
 
 if TYPE_CHECKING:
     from tests.launcher.runtime.doctor.conftest import Reports

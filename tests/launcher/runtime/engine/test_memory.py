@@ -8,7 +8,7 @@ import torch
 from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.engine.memory import LEAST_FIRST, USABLE, Estimate, choose_recomputed
-from plumbline.launcher.runtime.system.world import World
+from plumbline.launcher.runtime.ranks.world import World
 
 AUTO = [
     "train.activation_checkpointing=auto",

@@ -22,7 +22,7 @@ from plumbline.launcher.runtime.engine.stage import (
     preferred,
     shortage,
 )
-from plumbline.launcher.runtime.system.world import World
+from plumbline.launcher.runtime.ranks.world import World
 from tests.conftest import Command, Pretrain
 
 AUTO = "deepspeed.zero_stage=auto"

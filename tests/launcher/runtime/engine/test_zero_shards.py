@@ -10,7 +10,7 @@ from torch import nn
 
 from plumbline.launcher.runtime.engine.zero_shards import locate_matrices, pieces_by_group, pieces_by_tensor
 from plumbline.launcher.runtime.optim.muon import ShardedMuon
-from plumbline.launcher.runtime.system.world import World
+from plumbline.launcher.runtime.ranks.world import World
 
 SHAPES = [(24, 7), (5, 11), (1, 3), (16, 16)]
 

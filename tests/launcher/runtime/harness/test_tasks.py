@@ -18,12 +18,12 @@ import pytest
 
 from plumbline.data.indexed import IndexedWriter
 from plumbline.launcher import eval as entry_point
+from plumbline.launcher.runtime.commands import cli
 from plumbline.launcher.runtime.harness import tasks as harness_tasks
 from plumbline.launcher.runtime.harness.adapter import HarnessModel
 from plumbline.launcher.runtime.harness.tasks import find_tasks, score_tasks
 from plumbline.launcher.runtime.models.open import LoadedModel
 from plumbline.launcher.runtime.quantize.save import save_quantized
-from plumbline.launcher.runtime.system import cli
 from plumbline.model.quantization.post_training.apply import quantize_model
 from plumbline.model.quantization.post_training.recipes import recipes
 from tests.launcher.runtime.conftest import CONTEXT, DOCUMENTS, EOS, QUESTIONS, asks, choice_nats, document_nats

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from plumbline.launcher.runtime.system import cli
+from plumbline.launcher.runtime.commands import cli
 from plumbline.model.scaling_laws.points import points
 from plumbline.model.scaling_laws.published import KUMAR
 

@@ -28,8 +28,8 @@ from plumbline.launcher.runtime.engine.memory import model_states
 from plumbline.launcher.runtime.export.hugging_face import export
 from plumbline.launcher.runtime.models.facts import outline
 from plumbline.launcher.runtime.models.open import LoadedModel, load_model
-from plumbline.launcher.runtime.system import collectives
-from plumbline.launcher.runtime.system.world import World
+from plumbline.launcher.runtime.ranks import collectives
+from plumbline.launcher.runtime.ranks.world import World
 from plumbline.model.decoder import CausalLM
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from plumbline.launcher.runtime.optim.moving_average import MovingAverage
-from plumbline.launcher.runtime.system.collectives import AllRanksError
+from plumbline.launcher.runtime.ranks.collectives import AllRanksError
 
 
 @pytest.mark.parametrize("error", [None, AllRanksError, RuntimeError])

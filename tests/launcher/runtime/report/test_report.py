@@ -16,12 +16,12 @@ import yaml
 from plumbline.data.tasks.candidates import SCORES
 from plumbline.data.tasks.task import OwnScore
 from plumbline.launcher import report
+from plumbline.launcher.runtime.commands.cli import duration
 from plumbline.launcher.runtime.report.alerts import ADVICE, Alert, find_alerts, loss_spikes, trend_alerts
 from plumbline.launcher.runtime.report.facts import read_facts, scores, state
 from plumbline.launcher.runtime.report.history import Floats, Series, read_history
 from plumbline.launcher.runtime.report.page import page, summary
 from plumbline.launcher.runtime.run.interventions import Intervention, write_interventions
-from plumbline.launcher.runtime.system.cli import duration
 from tests.launcher.runtime.report.pages import Page
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from plumbline.launcher.runtime.config.load import load_config
+from plumbline.launcher.runtime.ranks.world import World
 from plumbline.launcher.runtime.run.folder import prepare_run_folder
 from plumbline.launcher.runtime.run.inputs import open_inputs
 from plumbline.launcher.runtime.run.starts import STARTS
-from plumbline.launcher.runtime.system.world import World
 
 ALONE = World(rank=0, local_rank=0, size=1, device=torch.device("cpu"))
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from plumbline.launcher.runtime.config.load import load_config
+from plumbline.launcher.runtime.ranks.world import World
 from plumbline.launcher.runtime.run.inputs import disagreement, open_inputs
-from plumbline.launcher.runtime.system.world import World
 
 
 def test_ranks_that_see_the_same_agree(tiny_config: Path) -> None:

@@ -12,10 +12,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.custom_scalar import layout_pb2
 
 from plumbline.data.damage import DamagedFileError
+from plumbline.launcher.runtime.commands.cli import duration
 from plumbline.launcher.runtime.config.load import load_config
+from plumbline.launcher.runtime.ranks.world import World
 from plumbline.launcher.runtime.run.metrics import MetricsLog, environment, metrics_from_end
-from plumbline.launcher.runtime.system.cli import duration
-from plumbline.launcher.runtime.system.world import World
 from plumbline.launcher.runtime.trackers.feed import Feed, History
 from plumbline.launcher.runtime.trackers.kind import TrackedRun
 from plumbline.launcher.runtime.trackers.tensorboard import TensorBoard

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from plumbline.launcher.runtime.cluster import launch
+from plumbline.launcher.runtime.ranks.world import World
 from plumbline.launcher.runtime.run.status import RunStatus, begin_attempt, note_early_end
 from plumbline.launcher.runtime.run.status_file import (
     ATTEMPTS,
@@ -22,9 +24,7 @@ from plumbline.launcher.runtime.run.status_file import (
     read_attempts,
     read_status,
 )
-from plumbline.launcher.runtime.system import launch
 from plumbline.launcher.runtime.system.exit_codes import UNREACHED
-from plumbline.launcher.runtime.system.world import World
 from tests.conftest import REPOSITORY, environment
 
 KILLED = """
@@ -49,7 +49,7 @@ HOLDER = """
 import sys, time, torch
 from pathlib import Path
 from plumbline.launcher.runtime.run.status import begin_attempt
-from plumbline.launcher.runtime.system.world import World
+from plumbline.launcher.runtime.ranks.world import World
 with begin_attempt(Path(sys.argv[1]), World(0, 0, 1, torch.device("cpu")), lambda _folder: None):
     print("made", flush=True)
     time.sleep(900)

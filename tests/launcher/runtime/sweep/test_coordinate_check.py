@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from plumbline.launcher.runtime.config.load import load_config
+from plumbline.launcher.runtime.ranks.world import World
 from plumbline.launcher.runtime.run.inputs import open_inputs
 from plumbline.launcher.runtime.run.status import RunStatus
 from plumbline.launcher.runtime.sweep.coordinate_check import CoordinateCheckConfig, check, lines, run, summarize
 from plumbline.launcher.runtime.sweep.coordinate_check_plot import plot
 from plumbline.launcher.runtime.sweep.result import Result, RunOutcome
 from plumbline.launcher.runtime.system.signals import StopRequest
-from plumbline.launcher.runtime.system.world import World
 from plumbline.model.diagnostics.coordinate_check import GATES
 from tests.launcher.runtime.sweep.conftest import make_result
 

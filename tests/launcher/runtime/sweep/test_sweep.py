@@ -21,6 +21,7 @@ import yaml
 from plumbline.launcher.runtime.checkpoint import publishing
 from plumbline.launcher.runtime.config.load import as_yaml, save_config
 from plumbline.launcher.runtime.config.schema import Config
+from plumbline.launcher.runtime.ranks.world import World
 from plumbline.launcher.runtime.run.inputs import Inputs
 from plumbline.launcher.runtime.run.status import RunStatus
 from plumbline.launcher.runtime.run.status_file import read_attempts, read_status
@@ -29,7 +30,6 @@ from plumbline.launcher.runtime.sweep.plan import Plan, make_plan
 from plumbline.launcher.runtime.sweep.worker import run_cell, why_failed
 from plumbline.launcher.runtime.system.exit_codes import INTERRUPTED
 from plumbline.launcher.runtime.system.signals import StopRequest
-from plumbline.launcher.runtime.system.world import World
 from tests.conftest import Command, Job, Outcome, Pretrain, Run, Start, written
 from tests.launcher.runtime.run.test_lock import held_elsewhere
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
+from plumbline.launcher.runtime.commands import cli
 from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.parse import parse_config
@@ -15,7 +16,6 @@ from plumbline.launcher.runtime.sweep.cells import Cell, _signature, distinct
 from plumbline.launcher.runtime.sweep.config import load_sweep
 from plumbline.launcher.runtime.sweep.plan import Plan, load_plan, make_plan, save_plan
 from plumbline.launcher.runtime.sweep.results import describe
-from plumbline.launcher.runtime.system import cli
 from plumbline.launcher.runtime.system.exit_codes import UNREACHED, UNUSABLE
 
 REPOSITORY = Path(__file__).resolve().parents[4]

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from plumbline.launcher.runtime.system import cli
+from plumbline.launcher.runtime.commands import cli
 from plumbline.launcher.runtime.system.exit_codes import UNUSABLE
 
 

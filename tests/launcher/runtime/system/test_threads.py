@@ -100,7 +100,7 @@ def test_a_container_of_few_cores_has_few_threads(monkeypatch: pytest.MonkeyPatc
 
 def test_threads_of_other_commands_sleep_as_well() -> None:
     script = (
-        "import os, sys; from plumbline.launcher.runtime.system import cli; cli.begin(lambda: None); "
+        "import os, sys; from plumbline.launcher.runtime.commands import cli; cli.begin(lambda: None); "
         "print(os.environ['OMP_WAIT_POLICY'], 'torch' in sys.modules)"
     )
     environment = {name: value for name, value in os.environ.items() if name not in threads.WAITING}

@@ -9,8 +9,8 @@ import torch
 from plumbline.launcher.runtime.config.budget import totals
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.plan import plan_run
+from plumbline.launcher.runtime.ranks.world import World
 from plumbline.launcher.runtime.run.inputs import open_inputs
-from plumbline.launcher.runtime.system.world import World
 from plumbline.launcher.runtime.train.description import describe
 
 if TYPE_CHECKING:

@@ -11,13 +11,13 @@ from torch import OutOfMemoryError
 
 from plumbline.data.damage import DamagedFileError
 from plumbline.launcher.runtime.checkpoint.store import MANIFEST, CheckpointError, UnreadError, UnsavedError
+from plumbline.launcher.runtime.cluster.attempts import BROKEN_GPU, LACKING, UNFIT, WRONG, accused
 from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.doctor.start import UnfitError
+from plumbline.launcher.runtime.ranks.process_group import UnmetError
+from plumbline.launcher.runtime.ranks.world import MissingGPUError
 from plumbline.launcher.runtime.run.lock import RunLockedError
-from plumbline.launcher.runtime.system.attempts import BROKEN_GPU, LACKING, UNFIT, WRONG, accused
 from plumbline.launcher.runtime.system.exit_codes import BROKEN, CORRUPT, CRASHED, UNREACHED, UNSAVED, UNUSABLE
-from plumbline.launcher.runtime.system.process_group import UnmetError
-from plumbline.launcher.runtime.system.world import MissingGPUError
 from plumbline.launcher.runtime.train.endings import accuse_nodes, code_of, user_facing
 from plumbline.launcher.runtime.train.guards.guard import TrainingError, WrongNodeError
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from plumbline.launcher.runtime.system.world import World
+from plumbline.launcher.runtime.ranks.world import World
 from plumbline.launcher.runtime.train import stragglers
 from plumbline.launcher.runtime.train.stragglers import STEPS, Own, Stragglers, ratios, slow_ranks
 

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from plumbline.launcher.runtime.system.attempts import TALLY
-from plumbline.launcher.runtime.system.deadline import NOTICE
+from plumbline.launcher.runtime.cluster.attempts import TALLY
+from plumbline.launcher.runtime.cluster.deadline import NOTICE
 from plumbline.launcher.runtime.system.installation import ROOT
 
 OURS = f"PLUMBLINE_ROOT,{NOTICE},PLUMBLINE_PYTHON"

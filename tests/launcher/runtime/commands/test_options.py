@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from plumbline.launcher.runtime.system import cli
+from plumbline.launcher.runtime.commands import cli
 
 
 def test_a_path_that_is_not_there_is_answered_with_those_most_like_it(tmp_path: Path) -> None:

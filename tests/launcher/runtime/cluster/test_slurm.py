@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from plumbline.launcher.runtime.cluster.slurm import Request, log_file, next_number, submit, write_script
 from plumbline.launcher.runtime.system.installation import ROOT
-from plumbline.launcher.runtime.system.slurm import Request, log_file, next_number, submit, write_script
 
 ARRAY = Request(array=4, gpus_per_task="h100:2", time="8:00:00")
 
@@ -80,7 +80,7 @@ def test_what_is_asked_of_the_site_is_handed_over(tmp_path: Path, monkeypatch: p
     write_script(tmp_path / "submit.sh", "# why", Request(notice=60, site=site).options, "pretrain.sbatch", [], 60)
     handed = {"--signal=USR1@60", "--partition=a,b", "--exclude=n[1-2]", "--mail-user=a@b", "--mail-type=END,FAIL"}
     assert handed <= set(asked(tmp_path / "submit.sh"))
-    assert "export PLUMBLINE_NOTICE=60\n" in (tmp_path / "submit.sh").read_text()  # for system/deadline.py
+    assert "export PLUMBLINE_NOTICE=60\n" in (tmp_path / "submit.sh").read_text()  # for cluster/deadline.py
 
 
 def told(script: Path, **variables: str) -> dict[str, str]:

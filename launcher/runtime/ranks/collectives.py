@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from plumbline.launcher.runtime.system.device_clock import DeviceClock
-from plumbline.launcher.runtime.system.world import World
+from plumbline.launcher.runtime.ranks.device_clock import DeviceClock
+from plumbline.launcher.runtime.ranks.world import World
 
 Result = TypeVar("Result")
 

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from tqdm import tqdm
 
-from plumbline.launcher.runtime.system.cli import duration
+from plumbline.launcher.runtime.commands.cli import duration
 from plumbline.launcher.runtime.system.log import LOG
 
 LOG_SECONDS = 30.0  # between lines in a log

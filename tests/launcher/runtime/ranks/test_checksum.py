@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from plumbline.launcher.runtime.system import checksum as module
-from plumbline.launcher.runtime.system.checksum import WORDS, checksum, checksums
+from plumbline.launcher.runtime.ranks import checksum as module
+from plumbline.launcher.runtime.ranks.checksum import WORDS, checksum, checksums
 
 
 def by_definition(tensor: Tensor) -> list[int]:

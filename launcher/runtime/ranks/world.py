@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from plumbline.launcher.runtime.system import nodes
+from plumbline.launcher.runtime.cluster import nodes
 from plumbline.launcher.runtime.system.before_torch import HIDDEN, NVIDIA, has_gpus, slurm_ranks
 from plumbline.launcher.runtime.system.log import TRAINING
 

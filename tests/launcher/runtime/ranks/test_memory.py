@@ -9,7 +9,7 @@ from tests.conftest import REPOSITORY
 PROGRAM = """
 import ctypes, resource, torch
 ctypes.CDLL(None).prctl(41, 1, 0, 0, 0)  # PR_SET_THP_DISABLE: huge pages make few faults of many
-from plumbline.launcher.runtime.system.memory import keep_freed_memory
+from plumbline.launcher.runtime.ranks.memory import keep_freed_memory
 {first}
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

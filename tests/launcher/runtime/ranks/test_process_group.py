@@ -14,9 +14,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from plumbline.launcher.runtime.system import cli
-from plumbline.launcher.runtime.system.open_files import MANY_FILES, allow_many_files
-from plumbline.launcher.runtime.system.process_group import (
+from plumbline.launcher.runtime.commands import cli
+from plumbline.launcher.runtime.ranks.process_group import (
     ELSEWHERE,
     UnmetError,
     ask_torch_for_free_memory,
@@ -25,12 +24,13 @@ from plumbline.launcher.runtime.system.process_group import (
     listen_where_others_reach,
     set_up_nccl,
 )
-from plumbline.launcher.runtime.system.world import World
+from plumbline.launcher.runtime.ranks.world import World
+from plumbline.launcher.runtime.system.open_files import MANY_FILES, allow_many_files
 from tests.conftest import PATIENCE, environment
 
 STARTED = """
 import json, sys
-from plumbline.launcher.runtime.system import process_group, world
+from plumbline.launcher.runtime.ranks import process_group, world
 process_group.join(world.read_world(), 1.0)
 import deepspeed.runtime.zero.stage3, deepspeed.runtime.zero.stage_1_and_2
 from deepspeed.runtime.zero.muon.muon_optimizer import muon_update

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from plumbline.launcher.runtime.system.attempts import (
+from plumbline.launcher.runtime.cluster.attempts import (
     ACCUSED,
     LACKING,
     VARIABLE,

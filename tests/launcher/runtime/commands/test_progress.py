@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from plumbline.launcher.runtime.system.progress import watched
+from plumbline.launcher.runtime.commands.progress import watched
 
 
 def test_a_log_has_a_line_every_half_a_minute(

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from plumbline.launcher.runtime.system import deadline
-from plumbline.launcher.runtime.system.deadline import END, NOTICE, read_notice, watch, watch_time_limit
+from plumbline.launcher.runtime.cluster import deadline
+from plumbline.launcher.runtime.cluster.deadline import END, NOTICE, read_notice, watch, watch_time_limit
 from plumbline.launcher.runtime.system.log import LOG
 from plumbline.launcher.runtime.system.signals import StopRequest
 from tests.launcher.runtime.system.test_signals import handlers_kept

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from matplotlib.image import imread
 
-from plumbline.launcher.runtime.system.figures import DPI, panels, save_png, shades
+from plumbline.launcher.runtime.commands.figures import DPI, panels, save_png, shades
 
 LAUNCHER = Path(__file__).resolve().parents[4] / "launcher"
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from plumbline.launcher.runtime.system.nodes import job_fields
+from plumbline.launcher.runtime.cluster.nodes import job_fields
 
 ASK_SECONDS = 10.0  # a controller that is busy for longer must not delay a start
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from threading import Thread
 
-from plumbline.launcher.runtime.system import nodes
+from plumbline.launcher.runtime.cluster import nodes
 from plumbline.launcher.runtime.system.log import LOG
 from plumbline.launcher.runtime.system.signals import StopRequest
 

@@ -15,8 +15,8 @@ from io import TextIOWrapper
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
+from plumbline.launcher.runtime.ranks.world import World
 from plumbline.launcher.runtime.system.log import LOG, Terminal
-from plumbline.launcher.runtime.system.world import World
 
 BYTES = 8 * 2**20  # of a file, which is rotated once, so a rank keeps at most twice as many
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from plumbline.launcher.runtime.system import nodes
+from plumbline.launcher.runtime.cluster import nodes
 
 SCONTROL = """\
 #!/bin/bash

@@ -5,11 +5,11 @@ import sys
 
 import pytest
 
-from plumbline.launcher.runtime.system import cli
+from plumbline.launcher.runtime.commands import cli
 from plumbline.launcher.runtime.system.exit_codes import UNREAD, UNUSABLE
 from tests.conftest import PATIENCE, environment
 
-BEGIN = "import os, sys\nfrom plumbline.launcher.runtime.system import cli\n"
+BEGIN = "import os, sys\nfrom plumbline.launcher.runtime.commands import cli\n"
 
 
 @pytest.mark.parametrize(

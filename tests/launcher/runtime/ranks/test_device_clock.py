@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from plumbline.launcher.runtime.system.device_clock import DeviceClock
+from plumbline.launcher.runtime.ranks.device_clock import DeviceClock
 
 
 class Device:

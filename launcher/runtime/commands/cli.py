@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from plumbline.data.disk import AWAY
-from plumbline.launcher.runtime.system.completion import complete
+from plumbline.launcher.runtime.cluster.nodes import own_job
+from plumbline.launcher.runtime.commands.completion import complete
+from plumbline.launcher.runtime.commands.interrupts import interrupts
 from plumbline.launcher.runtime.system.exit_codes import INTERRUPTED, UNREACHED, UNREAD, UNUSABLE
 from plumbline.launcher.runtime.system.faults import is_out_of_memory, out_of_memory
 from plumbline.launcher.runtime.system.files import finite
-from plumbline.launcher.runtime.system.interrupts import interrupts
 from plumbline.launcher.runtime.system.log import LOG
 from plumbline.launcher.runtime.system.node_folder import use_node_folder
-from plumbline.launcher.runtime.system.nodes import own_job
 from plumbline.launcher.runtime.system.open_files import allow_many_files
 from plumbline.launcher.runtime.system.threads import sleep_while_waiting
 

@@ -18,11 +18,11 @@ import psutil
 import torch
 import torch.distributed as dist
 
+from plumbline.launcher.runtime.ranks.memory import keep_freed_memory
+from plumbline.launcher.runtime.ranks.world import World
 from plumbline.launcher.runtime.system.files import one_at_a_time
-from plumbline.launcher.runtime.system.memory import keep_freed_memory
 from plumbline.launcher.runtime.system.open_files import allow_many_files
 from plumbline.launcher.runtime.system.threads import host_threads
-from plumbline.launcher.runtime.system.world import World
 
 LOOPBACK = "127."
 ELSEWHERE = "192.0.2.1"

@@ -6,8 +6,8 @@ import os
 import psutil
 import torch
 
+from plumbline.launcher.runtime.ranks.world import World
 from plumbline.launcher.runtime.system.threads import ranks_on_this_host
-from plumbline.launcher.runtime.system.world import World
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of glibc's malloc.h
 KEPT = 2**30

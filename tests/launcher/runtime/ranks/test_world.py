@@ -9,8 +9,8 @@ import pytest
 import torch
 from deepspeed.accelerator.cuda_accelerator import CUDA_Accelerator
 
-from plumbline.launcher.runtime.system import world
-from plumbline.launcher.runtime.system.world import MissingGPUError, read_world
+from plumbline.launcher.runtime.ranks import world
+from plumbline.launcher.runtime.ranks.world import MissingGPUError, read_world
 
 TASK = {
     "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "8", "SLURM_STEP_NUM_TASKS": "8",

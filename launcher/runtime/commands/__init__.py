@@ -1,0 +1,1 @@
+"""Hold what every command shares: its parser, its errors, interrupts, progress, shell completion."""
