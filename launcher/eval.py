@@ -125,7 +125,7 @@ from plumbline.launcher.runtime.models.held_out import (
     window_length,
 )
 from plumbline.launcher.runtime.models.open import DTYPES, LoadedModel, device_named, load_model, load_tokenizer
-from plumbline.launcher.runtime.run.scores import HeldOutLoss, held_out_loss
+from plumbline.launcher.runtime.scoring.scores import HeldOutLoss, held_out_loss
 
 
 def main() -> None:

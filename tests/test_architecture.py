@@ -24,8 +24,8 @@ ALLOWED = {
 }
 # Inside launcher/runtime a room may import those that stand before it, never one that stands behind it
 RUNTIME = (
-    "system", "cluster", "ranks", "commands", "optim", "trackers", "config", "run", "engine", "checkpoint", "doctor",
-    "models", "inspection", "laws", "train", "replay", "export", "harness", "quantize", "report", "sweep",
+    "system", "cluster", "ranks", "commands", "scoring", "optim", "trackers", "config", "run", "engine", "checkpoint",
+    "doctor", "models", "inspection", "laws", "train", "replay", "export", "harness", "quantize", "report", "sweep",
 )  # fmt: skip
 
 # First words of docstrings that do not begin with a verb

@@ -18,7 +18,7 @@ from torch import Tensor
 from plumbline.data.corpus import open_corpus
 from plumbline.data.loader import ValidationBatches
 from plumbline.launcher.runtime.models.open import load_model
-from plumbline.launcher.runtime.run.scores import held_out_loss
+from plumbline.launcher.runtime.scoring.scores import held_out_loss
 from plumbline.model.attention.context import LayerCache
 from plumbline.model.attention.pruned import PrunedAttention, PrunedCache
 from plumbline.model.decoder import CausalLM

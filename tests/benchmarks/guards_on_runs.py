@@ -22,9 +22,9 @@ from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.engine.step_result import StepResult
 from plumbline.launcher.runtime.replay.record import METRICS
 from plumbline.launcher.runtime.run.metrics import REPORTED
+from plumbline.launcher.runtime.run.outliers import usual_range
 from plumbline.launcher.runtime.system.files import read_json_lines
 from plumbline.launcher.runtime.system.log import LOG
-from plumbline.launcher.runtime.system.outliers import usual_range
 from plumbline.launcher.runtime.train.guards import make_guards
 from plumbline.launcher.runtime.train.guards.spike import GradientSpike, LossSpike, Spike
 

@@ -23,7 +23,7 @@ from plumbline.launcher.runtime.engine.base import Engine
 from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine
 from plumbline.launcher.runtime.models.open import load_model
 from plumbline.launcher.runtime.run.inputs import Inputs, open_inputs
-from plumbline.launcher.runtime.run.scores import held_out_loss
+from plumbline.launcher.runtime.scoring.scores import held_out_loss
 from plumbline.model.objectives.next_token import NextToken
 from plumbline.model.objectives.objective import Losses
 from tests.distributed.conftest import save, state_after, whole_weights

@@ -26,7 +26,7 @@ from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine, deepspe
 from plumbline.launcher.runtime.engine.zero_shards import refuse_uneven
 from plumbline.launcher.runtime.ranks.collectives import sum_over_ranks
 from plumbline.launcher.runtime.ranks.process_group import SAID_OTHERWISE
-from plumbline.launcher.runtime.run.scores import LossSums
+from plumbline.launcher.runtime.scoring.scores import LossSums
 from plumbline.model.decoder import CausalLM
 from plumbline.model.parameterization.multipliers import multipliers
 from tests.distributed.conftest import whole_weights

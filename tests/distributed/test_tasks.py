@@ -28,7 +28,7 @@ from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine
 from plumbline.launcher.runtime.models.held_out import held_out, own_task, read_task
 from plumbline.launcher.runtime.models.open import load_model
 from plumbline.launcher.runtime.run.inputs import open_inputs
-from plumbline.launcher.runtime.run.scores import held_out_loss, wilson_interval
+from plumbline.launcher.runtime.scoring.scores import held_out_loss, wilson_interval
 from plumbline.model.decoder import CausalLM
 from plumbline.model.parameterization.multipliers import multipliers
 from tests.distributed.conftest import whole_weights

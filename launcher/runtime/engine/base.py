@@ -24,7 +24,7 @@ from plumbline.launcher.runtime.optim.moving_average import MovingAverage
 from plumbline.launcher.runtime.optim.optimizer import set_learning_rates
 from plumbline.launcher.runtime.ranks.collectives import sum_over_ranks
 from plumbline.launcher.runtime.ranks.world import World
-from plumbline.launcher.runtime.run.scores import LossSums, loss_sums
+from plumbline.launcher.runtime.scoring.scores import LossSums, loss_sums
 from plumbline.model.objectives.objective import Batch, TrainedLM
 
 T = TypeVar("T")

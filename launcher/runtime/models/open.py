@@ -24,7 +24,7 @@ from plumbline.launcher.runtime.engine.build import build_model, without_objecti
 from plumbline.launcher.runtime.models.averages import open_weights
 from plumbline.launcher.runtime.models.finite import check_finite
 from plumbline.launcher.runtime.models.whole import check_causal, check_whole
-from plumbline.launcher.runtime.run.scores import LossSums, loss_sums
+from plumbline.launcher.runtime.scoring.scores import LossSums, loss_sums
 from plumbline.launcher.runtime.system.files import read_object
 from plumbline.model.decoder import CausalLM
 from plumbline.model.export import thinker

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from plumbline.launcher.runtime.system.outliers import usual_range
+from plumbline.launcher.runtime.run.outliers import usual_range
 
 AROUND = 32
 """Steps before and after a step with which it is compared."""

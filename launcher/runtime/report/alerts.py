@@ -13,8 +13,8 @@ import numpy as np
 
 from plumbline.launcher.runtime.config.guards import TransferConfig
 from plumbline.launcher.runtime.report.history import Floats, History, Series
-from plumbline.launcher.runtime.run.scores import worse_than_guessing
-from plumbline.launcher.runtime.system.outliers import usual_range
+from plumbline.launcher.runtime.run.outliers import usual_range
+from plumbline.launcher.runtime.scoring.scores import worse_than_guessing
 
 TREND = (
     "stream/kurt",

@@ -17,7 +17,7 @@ from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.report.history import History
 from plumbline.launcher.runtime.report.standing import Standing, look
 from plumbline.launcher.runtime.run.ledger import goodput, total
-from plumbline.launcher.runtime.run.scores import wilson_interval
+from plumbline.launcher.runtime.scoring.scores import wilson_interval
 from plumbline.launcher.runtime.system.files import read_object
 from plumbline.launcher.runtime.system.log import LOG
 from plumbline.model.flops import training_flops_per_token

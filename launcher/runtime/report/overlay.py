@@ -17,7 +17,7 @@ from plumbline.launcher.runtime.report.figures import Line, Scale
 from plumbline.launcher.runtime.report.groups import COSTS, LOSS, SCORES, Matched, select
 from plumbline.launcher.runtime.report.history import Floats, History, Series, over_places
 from plumbline.launcher.runtime.report.html import Figure, Group
-from plumbline.launcher.runtime.run.scores import diverged_above
+from plumbline.launcher.runtime.scoring.scores import diverged_above
 
 By = Literal["tokens", "flops", "time"]
 OVER = {"mean": "Mean over blocks.", "max": "Largest of all blocks.", "min": "Least of all blocks."}

@@ -18,8 +18,8 @@ from plumbline.launcher.runtime.config.load import config_in, save_config
 from plumbline.launcher.runtime.config.plan import last_step
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.ranks.world import World
+from plumbline.launcher.runtime.run.environment import environment
 from plumbline.launcher.runtime.run.inputs import Inputs
-from plumbline.launcher.runtime.run.metrics import environment
 from plumbline.launcher.runtime.run.starts import note_start
 from plumbline.launcher.runtime.run.status_file import RESULT
 from plumbline.launcher.runtime.system.files import read_key, read_object, remove_leftovers, write_json

@@ -1,28 +1,18 @@
-"""Write the numbers of a run: metrics.jsonl, trackers and console lines; and describe the machine."""
+"""Write the numbers of a run: metrics.jsonl, trackers and console lines."""
 
 import json
-import os
-import platform
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from itertools import chain, islice
 from numbers import Real
 from pathlib import Path
 from typing import Any
 
-import psutil
-import torch
-
 from plumbline.data.damage import DamagedFileError
-from plumbline.launcher.runtime.ranks.world import World
 from plumbline.launcher.runtime.run.interventions import read_interventions
 from plumbline.launcher.runtime.run.lines import Lines
 from plumbline.launcher.runtime.run.progress import StepProgress
 from plumbline.launcher.runtime.system.files import read_json_lines, read_key, write_start_anew
-from plumbline.launcher.runtime.system.installation import ROOT, is_checkout
 from plumbline.launcher.runtime.system.log import LOG
 from plumbline.launcher.runtime.system.tail import Line, lines_from_end, lines_since
 from plumbline.launcher.runtime.trackers.feed import Feed, History, finish
@@ -164,42 +154,3 @@ def _checked_step(record: dict[str, Any], place: str) -> int:
     for key in (key for key in REPORTED if key in record):
         read_key(record, key, Real, place)  # type: ignore[type-abstract]
     return read_key(record, "step", int, place)
-
-
-def environment(world: World) -> dict[str, Any]:
-    """Return the facts that a result may depend on: versions, code, hardware, command line."""
-    packages = ("torch", "deepspeed", "transformers", "tokenizers", "numpy")
-    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    return {
-        "command": [word for word in sys.argv if not word.startswith("--local_rank=")],  # of the DeepSpeed launcher
-        "python": platform.python_version(),
-        "packages": {name: _version(name) for name in packages},
-        "git_commit": _git("rev-parse", "HEAD"),
-        "git_dirty": bool(_git("status", "--porcelain")),
-        "host": platform.node(),
-        "platform": platform.platform(),
-        "cpus": len(os.sched_getaffinity(0)),
-        "memory_bytes": psutil.virtual_memory().total,
-        "gpus": gpus,
-        "world_size": world.size,
-        "slurm_job_id": os.environ.get("SLURM_JOB_ID"),
-    }
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
-
-
-def _git(*arguments: str) -> str | None:
-    if not is_checkout():  # otherwise git would find a repository of the user's around the environment
-        return None
-    try:
-        done = subprocess.run(
-            ["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, timeout=10, check=True
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.strip()

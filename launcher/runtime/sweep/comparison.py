@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, model_validator
 
-from plumbline.launcher.runtime.run.scores import wilson_interval
+from plumbline.launcher.runtime.scoring.scores import wilson_interval
 from plumbline.launcher.runtime.sweep.cautions import caution
 from plumbline.launcher.runtime.sweep.ends import axes_at_end
 from plumbline.launcher.runtime.sweep.result import MATCHES, Result

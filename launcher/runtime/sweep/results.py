@@ -20,8 +20,8 @@ from typing import Any
 
 from plumbline.launcher.runtime.config.budget import totals
 from plumbline.launcher.runtime.config.plan import plan_run
-from plumbline.launcher.runtime.run.scores import diverged_above
 from plumbline.launcher.runtime.run.status_file import RESULT
+from plumbline.launcher.runtime.scoring.scores import diverged_above
 from plumbline.launcher.runtime.sweep.cells import Cell, distinct
 from plumbline.launcher.runtime.sweep.config import SweepConfig
 from plumbline.launcher.runtime.sweep.kinds import Summary

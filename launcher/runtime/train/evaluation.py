@@ -9,7 +9,7 @@ import torch
 from plumbline.launcher.runtime.engine.base import Engine
 from plumbline.launcher.runtime.ranks.collectives import AllRanksError, any_rank, sum_over_ranks
 from plumbline.launcher.runtime.run.inputs import Inputs
-from plumbline.launcher.runtime.run.scores import HeldOutLoss, held_out_loss
+from plumbline.launcher.runtime.scoring.scores import HeldOutLoss, held_out_loss
 from plumbline.launcher.runtime.system.signals import StopRequest
 from plumbline.model.objectives.objective import Batch
 from plumbline.model.quantization.layers import quantized_linears

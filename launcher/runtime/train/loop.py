@@ -27,10 +27,10 @@ from plumbline.launcher.runtime.ranks.collectives import from_main, main_works
 from plumbline.launcher.runtime.run.inputs import Inputs
 from plumbline.launcher.runtime.run.ledger import Bucket
 from plumbline.launcher.runtime.run.metrics import MetricsLog
-from plumbline.launcher.runtime.run.scores import worse_than_guessing
 from plumbline.launcher.runtime.run.status import RunStatus
 from plumbline.launcher.runtime.run.status_file import RESULT
 from plumbline.launcher.runtime.run.tracking import open_feeds
+from plumbline.launcher.runtime.scoring.scores import worse_than_guessing
 from plumbline.launcher.runtime.system.files import write_json
 from plumbline.launcher.runtime.system.log import LOG, TRAINING
 from plumbline.launcher.runtime.system.signals import StopRequest

@@ -12,8 +12,8 @@ from typing import Any
 
 from plumbline.launcher.runtime.config.guards import GradientSpikeConfig, LossSpikeConfig, SpikeConfig
 from plumbline.launcher.runtime.engine.step_result import StepResult
+from plumbline.launcher.runtime.run.outliers import usual_range
 from plumbline.launcher.runtime.system.log import LOG
-from plumbline.launcher.runtime.system.outliers import usual_range
 from plumbline.launcher.runtime.train.guards.guard import Guard, RollBack
 
 

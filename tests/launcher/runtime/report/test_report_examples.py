@@ -25,7 +25,7 @@ from plumbline.launcher.runtime.report import examples, pictures
 from plumbline.launcher.runtime.report.examples import answered, solved_and_failed
 from plumbline.launcher.runtime.report.history import read_history
 from plumbline.launcher.runtime.report.pictures import RIGHT, WRONG, Answered
-from plumbline.launcher.runtime.run.scores import wilson_interval
+from plumbline.launcher.runtime.scoring.scores import wilson_interval
 from tests.launcher.runtime.report.pages import Page
 
 if TYPE_CHECKING:

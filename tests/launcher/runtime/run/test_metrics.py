@@ -15,7 +15,7 @@ from plumbline.data.damage import DamagedFileError
 from plumbline.launcher.runtime.commands.cli import duration
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.ranks.world import World
-from plumbline.launcher.runtime.run.metrics import MetricsLog, environment, metrics_from_end
+from plumbline.launcher.runtime.run.metrics import MetricsLog, metrics_from_end
 from plumbline.launcher.runtime.trackers.feed import Feed, History
 from plumbline.launcher.runtime.trackers.kind import TrackedRun
 from plumbline.launcher.runtime.trackers.tensorboard import TensorBoard
@@ -313,18 +313,6 @@ def test_speed_counts_the_tokens_of_steps_that_differ_in_size(
 def test_a_measured_peak_is_plausible(tiny_config: Path) -> None:
     config = load_config(tiny_config, ["metrics.peak_tflops=null"])
     assert 1e9 < SpeedMeter(config, WORLD, 0).peak < 1e15
-
-
-def test_environment_says_what_a_result_may_depend_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.argv", ["launcher/pretrain.py", "--local_rank=0", "--config", "x.yaml"])
-    facts = environment(WORLD)
-    assert facts["command"] == ["launcher/pretrain.py", "--config", "x.yaml"], "as it was typed"
-    json.dumps(facts)
-    assert torch.__version__.startswith(facts["packages"]["torch"]), "which leaves +cu130 out"
-    assert facts["packages"]["deepspeed"]
-    assert facts["world_size"] == 2
-    assert facts["cpus"] >= 1
-    assert {"command", "python", "git_commit", "git_dirty", "host", "platform", "memory_bytes", "gpus"} <= facts.keys()
 
 
 def test_the_peak_of_a_gpu_is_that_of_its_own_variant() -> None:

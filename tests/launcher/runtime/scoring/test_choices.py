@@ -17,8 +17,8 @@ from plumbline.data.tasks.graphs import BAR, EQUALS
 from plumbline.data.tasks.prosqa import ProsqaConfig
 from plumbline.data.tasks.reachability import ReachabilityConfig
 from plumbline.data.tasks.source import TaskSource
-from plumbline.launcher.runtime.run.greedy import decode_answers
-from plumbline.launcher.runtime.run.scores import HeldOutLoss, held_out_loss
+from plumbline.launcher.runtime.scoring.greedy import decode_answers
+from plumbline.launcher.runtime.scoring.scores import HeldOutLoss, held_out_loss
 
 PROBLEM: dict[str, Any] = {
     "question": "Ann is a dax. Every dax is a wug. Every wug is a fep. Bob is a blick. Every blick is a toma. "

@@ -14,7 +14,7 @@ from torch import Tensor
 from plumbline.data.streams import WindowStream
 from plumbline.data.tasks.source import TaskStream
 from plumbline.data.tasks.task import OwnScore, OwnScores
-from plumbline.launcher.runtime.run.greedy import decode_answers
+from plumbline.launcher.runtime.scoring.greedy import decode_answers
 from plumbline.model.objectives.objective import Batch
 
 Reduce = Callable[[list[float]], list[float]]  # numbers of one rank -> their sums over all ranks

@@ -14,7 +14,7 @@ from plumbline.data.loader import ValidationBatches
 from plumbline.data.tasks.kinds import AnyTaskConfig
 from plumbline.data.tasks.source import TaskSource
 from plumbline.data.tasks.star_graph import StarGraphConfig
-from plumbline.launcher.runtime.run.scores import HeldOutLoss, held_out_loss, wilson_interval
+from plumbline.launcher.runtime.scoring.scores import HeldOutLoss, held_out_loss, wilson_interval
 
 STAR = StarGraphConfig(arms=2, path_length=3, nodes=8)
 

@@ -1,0 +1,1 @@
+"""Score models on held-out text and tasks, in one way for training and for all comparisons."""
