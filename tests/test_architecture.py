@@ -140,6 +140,7 @@ def test_deepspeed_is_known_to_the_engine_and_to_start_up_alone() -> None:
         runtime / "engine" / "deepspeed_fixes.py",
         runtime / "engine" / "on_device.py",
         runtime / "engine" / "zero_shards.py",
+        runtime / "ranks" / "deepspeed_start.py",
         runtime / "ranks" / "process_group.py",
     }
     # Its attributes, which work without an import

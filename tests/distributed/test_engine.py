@@ -25,7 +25,7 @@ from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine, deepspeed_config
 from plumbline.launcher.runtime.engine.zero_shards import refuse_uneven
 from plumbline.launcher.runtime.ranks.collectives import sum_over_ranks
-from plumbline.launcher.runtime.ranks.process_group import SAID_OTHERWISE
+from plumbline.launcher.runtime.ranks.deepspeed_start import SAID_OTHERWISE
 from plumbline.launcher.runtime.scoring.scores import LossSums
 from plumbline.model.decoder import CausalLM
 from plumbline.model.parameterization.multipliers import multipliers

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from plumbline.launcher.runtime.cluster.attempts import LACKING, accused
-from plumbline.launcher.runtime.ranks.process_group import SHARED_MEMORY, extensions_folder
+from plumbline.launcher.runtime.ranks.deepspeed_start import SHARED_MEMORY, extensions_folder
 from plumbline.launcher.runtime.ranks.world import read_world
 from plumbline.launcher.runtime.system.exit_codes import UNREACHED
 from plumbline.launcher.runtime.system.log import LOG

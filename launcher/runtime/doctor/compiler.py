@@ -4,7 +4,8 @@ import os
 from collections.abc import Sequence
 
 from plumbline.launcher.runtime.doctor.check import EVERYWHERE, Facts, Finding, Place, Report
-from plumbline.launcher.runtime.ranks import process_group
+from plumbline.launcher.runtime.ranks.deepspeed_start import compile_start_up_operator
+from plumbline.launcher.runtime.ranks.process_group import quiet_stdout
 from plumbline.launcher.runtime.system.compilers import missing_c_compiler, missing_header
 
 
@@ -16,9 +17,9 @@ def measure(place: Place) -> Facts:
         facts["missing"] = missing_c_compiler() or missing_header()
     else:
         try:
-            with process_group.quiet_stdout():
+            with quiet_stdout():
                 os.environ["DS_ACCELERATOR"] = "cpu"  # read when DeepSpeed is imported
-                process_group.compile_start_up_operator()
+                compile_start_up_operator()
         except (ValueError, OSError, RuntimeError, ImportError) as error:
             facts["problem"] = str(error).splitlines()[0]
     return facts

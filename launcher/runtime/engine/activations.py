@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.build import blocks_of, build_model, compiles, masks_in_blocks
-from plumbline.launcher.runtime.ranks.process_group import UNFUSED
+from plumbline.launcher.runtime.ranks.deepspeed_start import UNFUSED
 from plumbline.model.attention.context import attention_context
 from plumbline.model.attention.softmax import SoftmaxAttention
 from plumbline.model.linear_cross_entropy import chunk_tokens

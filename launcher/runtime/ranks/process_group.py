@@ -1,26 +1,24 @@
-"""Join and leave the process group of all ranks, and prepare and silence DeepSpeed."""
+"""Join and leave the process group of all ranks."""
 
-import hashlib
-import logging
 import os
-import re
-import shutil
 import socket
 import sys
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from pathlib import Path
-from typing import Any
 
 import psutil
 import torch
 import torch.distributed as dist
 
+from plumbline.launcher.runtime.ranks.deepspeed_start import (
+    ask_torch_for_free_memory,
+    compile_start_up_operator,
+    import_deepspeed,
+    release_shared_memory,
+)
 from plumbline.launcher.runtime.ranks.memory import keep_freed_memory
 from plumbline.launcher.runtime.ranks.world import World
-from plumbline.launcher.runtime.system.files import one_at_a_time
 from plumbline.launcher.runtime.system.open_files import allow_many_files
 from plumbline.launcher.runtime.system.threads import host_threads
 
@@ -28,12 +26,6 @@ LOOPBACK = "127."
 ELSEWHERE = "192.0.2.1"
 """An address that is never assigned (RFC 5737), so it is outside this host and its network."""
 OTHER_PORT = "give the launcher another --master_port, or under Slurm export another MASTER_PORT"
-SHARED_MEMORY = "/dev/shm"
-SAID_OTHERWISE = ("Skipping step", "untested optimizer")
-"""Warnings of DeepSpeed to suppress: training itself reports skipped updates, and our optimizers that DeepSpeed does
-not know are tested at the stages that we permit."""
-UNFUSED = "Mismatch dtype between input and weight"
-"""Warning of torch where autocast (bf16 at ZeRO-0) leaves a norm's weights in fp32, which is intended."""
 
 
 class UnmetError(ValueError):
@@ -49,7 +41,7 @@ def join(world: World, timeout_minutes: float) -> None:
     """
     with quiet_stdout():
         _set_up_host(world)
-        _import_deepspeed()
+        import_deepspeed()
         ask_torch_for_free_memory()
         listen_where_others_reach()
         backend = "nccl" if world.device.type == "cuda" else "gloo"
@@ -82,24 +74,6 @@ def set_up_nccl() -> None:
     os.environ.setdefault("TORCH_NCCL_RETHROW_CUDA_ERRORS", "0")
     # Another thread looks at rank 0's store every second, and warns each time once rank 0 has ended with an error
     os.environ.setdefault("TORCH_NCCL_COORD_CHECK_MILSEC", "10000")
-
-
-def _import_deepspeed() -> None:
-    """Import DeepSpeed, and suppress messages of DeepSpeed and torch that users cannot act on."""
-    import deepspeed  # after DS_ACCELERATOR is set: DeepSpeed reads it when it is imported
-
-    with definitions_uncompiled():
-        import deepspeed.runtime.zero.muon.muon_optimizer  # noqa: F401
-
-    theirs = logging.getLogger("DeepSpeed")  # prints on every rank, and to standard output
-    theirs.handlers.clear()
-    theirs.propagate = True
-    theirs.setLevel(logging.WARNING)
-    theirs.addFilter(lambda record: not any(words in record.getMessage() for words in SAID_OTHERWISE))
-    # DeepSpeed calls collectives by deprecated names, of which new versions of torch warn
-    warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
-    warnings.filterwarnings("ignore", message=r"barrier\(\): using the device")  # which is the one set above
-    warnings.filterwarnings("ignore", message=UNFUSED)
 
 
 def _meet(world: World, backend: str, timeout: timedelta) -> None:
@@ -137,25 +111,6 @@ def _naming_what_failed(backend: str) -> Iterator[None]:
         if "gloo" not in str(error).lower():
             raise
         raise UnmetError(_without_gloo(error)) from error
-
-
-@contextmanager
-def definitions_uncompiled() -> Iterator[None]:
-    """Define functions decorated with torch.compile without compiling them.
-
-    DeepSpeed decorates functions of its Muon (0.19.8), which is not used here, and always imports it. The decorator
-    makes torch import its compiler, which takes seconds, and which only ranks that compile blocks need.
-    """
-
-    def as_written(function: Any = None, **_options: Any) -> Any:
-        return (lambda other: other) if function is None else function
-
-    original = torch.compile
-    setattr(torch, "compile", as_written)  # noqa: B010 - a function of another type, to mypy
-    try:
-        yield
-    finally:
-        setattr(torch, "compile", original)  # noqa: B010
 
 
 def gloo_group(timeout_minutes: float) -> dist.ProcessGroup:
@@ -203,68 +158,8 @@ def _address_towards(host: str) -> str:
         return str(probe.getsockname()[0])
 
 
-def release_shared_memory(world: World) -> None:
-    """Unlink this rank's buffer in shared memory, which all ranks of the host have opened by now.
-
-    DeepSpeed creates 66 MiB per rank on CPUs and never removes them (0.19.8): every run takes host memory until the
-    next reboot. An unlinked buffer is freed with the last process that has it open.
-    """
-    names = (os.getuid(), os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", ""), world.rank)
-    Path(SHARED_MEMORY, f"deepspeed_allreduce_buffer_{'_'.join(map(str, names))}").unlink(missing_ok=True)
-
-
 def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
-
-
-def ask_torch_for_free_memory() -> None:
-    """Make DeepSpeed ask torch instead of NVML how much memory of a GPU is free.
-
-    For NVML it reads CUDA_VISIBLE_DEVICES as numbers (0.19.8) at stages 1 and 2, and fails on names of GPUs (GPU-...,
-    MIG-...). It asks before it allocates its buffers, when memory is either ours or free.
-    """
-    from deepspeed.accelerator import cuda_accelerator
-
-    cuda_accelerator.pynvml = None
-
-
-def compile_start_up_operator() -> None:
-    """Build the C++ operator that DeepSpeed compiles inside init_distributed on CPU, before ranks wait for each other.
-
-    torch's own lock for such builds is a plain file: if a build is killed, every later process silently waits forever.
-    Here one process per host builds at a time, under a lock that the kernel releases when its holder dies, so torch's
-    lock file is stale if it exists while we hold ours. The folder is specific to host, torch, DeepSpeed and Python
-    environment: objects are compiled for the processor they are built on, and two environments that share a folder
-    would rebuild, for a minute, whenever they alternate.
-    """
-    if shutil.which(os.environ.get("CXX", "c++")) is None:
-        raise ValueError(
-            f"C++ compiler {os.environ.get('CXX', 'c++')!r} not found: DeepSpeed compiles one operator when it starts "
-            "on CPU; install g++ (Debian and Ubuntu: apt-get install g++) or point CXX at a compiler"
-        )
-    # If the virtual environment is not activated, ninja is found beside the interpreter
-    os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-    from deepspeed.accelerator import get_accelerator
-
-    folder = extensions_folder()
-    os.environ["TORCH_EXTENSIONS_DIR"] = str(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    with one_at_a_time(folder / "plumbline.lock"):
-        for stale in folder.glob("*/lock"):
-            stale.unlink(missing_ok=True)
-        builder = get_accelerator().create_op_builder("ShareMemCommBuilder")
-        if builder is not None:
-            builder.load(verbose=False)
-
-
-def extensions_folder() -> Path:
-    """Return where torch builds operators: TORCH_EXTENSIONS_DIR, or a folder for this host and Python environment."""
-    from deepspeed import __version__ as deepspeed_version
-
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "plumbline" / "torch_extensions"
-    versions = re.sub(r"[^\w.-]", "_", f"{socket.gethostname()}-torch{torch.__version__}-deepspeed{deepspeed_version}")
-    environment = hashlib.sha256(sys.prefix.encode()).hexdigest()[:8]
-    return Path(os.environ.get("TORCH_EXTENSIONS_DIR", cache / f"{versions}-{environment}"))
 
 
 @contextmanager
