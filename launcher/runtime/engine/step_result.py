@@ -50,9 +50,8 @@ class StepUnderWay:
         self, cross_entropy: Tensor, reports: Tensor, flag: bool, targets: Tensor, grad_norm: Tensor, applied: Tensor
     ) -> None:
         flags = torch.full((1,), float(flag), device=cross_entropy.device)
-        shared = torch.stack(
-            [each.double() for each in (targets, grad_norm, applied)]
-        )  # some stages compute the norm in fp64
+        # In fp64, in which some stages compute the norm
+        shared = torch.stack([each.double() for each in (targets, grad_norm, applied)])
         self._values = LateSum(torch.cat((cross_entropy[None], flags, reports.flatten())), shared, _CLOCK)
         self._made = time.perf_counter()  # when it was done, without an asynchronous device
         self._result: StepResult | None = None

@@ -51,9 +51,8 @@ class StepProfiler:
     def before_step(self, step: int) -> None:
         """Begin before the first step to trace; `step` steps are done."""
         if self._settings is not None and step + 1 == self._settings.start:
-            self._profile = profile(
-                activities=self._activities, acc_events=True
-            )  # else it warns that events would be lost
+            # Without acc_events it warns that events would be lost
+            self._profile = profile(activities=self._activities, acc_events=True)
             self._profile.start()
 
     def after_step(self, step: int) -> None:

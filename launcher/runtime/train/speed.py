@@ -31,7 +31,7 @@ class SpeedMeter:
     above 1 on, which proves that the peak is too low: measured while the machine was busy, or on slow cores.
     """
 
-    def __init__(self, config: Config, world: World, step: int) -> None:
+    def __init__(self, config: Config, world: World) -> None:
         dtype = torch.bfloat16 if config.deepspeed.precision == "bf16" else torch.float32
         self.peak = peak_flops(world, dtype, config.metrics.peak_tflops) * world.size
         self.tokens_before = config.data.batch_plan.tokens_before
@@ -39,7 +39,7 @@ class SpeedMeter:
         self._peak_is_wrong = False
         self.step_seconds = 0.0
         """Mean seconds per step in the last reading."""
-        self.restart(step)
+        self.restart(0)
 
     def restart(self, step: int) -> None:
         """Start counting now, at `step`."""
