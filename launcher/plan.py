@@ -63,8 +63,9 @@ import torch
 from plumbline.launcher.runtime.checkpoint import branch
 from plumbline.launcher.runtime.config.budget import GIB, MIB, ParameterCount, totals
 from plumbline.launcher.runtime.config.load import load_config
-from plumbline.launcher.runtime.config.plan import RunPlan, cautions, describe_settings, plan_parameters, plan_run
+from plumbline.launcher.runtime.config.plan import RunPlan, plan_parameters, plan_run
 from plumbline.launcher.runtime.config.rank_counts import check_ranks
+from plumbline.launcher.runtime.config.remarks import cautions, describe_settings
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.network import Compute, Machine, compute
 from plumbline.launcher.runtime.engine.stage import (

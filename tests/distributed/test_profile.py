@@ -10,7 +10,8 @@ import pytest
 from torch.autograd import DeviceType  # type: ignore[attr-defined]
 
 from plumbline.launcher.runtime.config.load import load_config
-from plumbline.launcher.runtime.config.plan import cautions, plan_run
+from plumbline.launcher.runtime.config.plan import plan_run
+from plumbline.launcher.runtime.config.remarks import cautions
 from plumbline.launcher.runtime.ranks.world import World
 from plumbline.launcher.runtime.run.inputs import open_inputs
 from plumbline.launcher.runtime.system.signals import StopRequest

@@ -1,11 +1,13 @@
 """Declare the section of the guards (train/guards/), which watch a run: what each detects, and how it responds."""
 
+import math
 from collections.abc import Iterator
 from typing import Literal
 
 from pydantic import BaseModel, Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from plumbline.data.paths import HomePath
+from plumbline.launcher.runtime.config.sections import CheckpointConfig
 
 
 class NonFiniteConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
@@ -80,21 +82,66 @@ class GuardsConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attr
     is not in force (docs/guards.md)."""
 
     @property
-    def spikes(self) -> dict[str, SpikeConfig]:
-        """Return the sections on spikes, by name."""
-        return {"loss_spike": self.loss_spike, "gradient_spike": self.gradient_spike}
+    def _rolling_back(self) -> dict[str, SpikeConfig]:
+        """Return the sections on spikes after which the run goes back, by name."""
+        spikes: dict[str, SpikeConfig] = {"loss_spike": self.loss_spike, "gradient_spike": self.gradient_spike}
+        return {name: spike for name, spike in spikes.items() if spike.action == "roll_back"}
 
-    def problems(self, saves: bool) -> Iterator[str]:
-        """Yield the problems of guards that are to go back.
+    def problems(self, saves: CheckpointConfig) -> Iterator[str]:
+        """Yield what keeps a run from going back after a spike, whenever it occurs.
 
         Args:
-            saves: whether the run writes checkpoints before its end.
+            saves: the run's section on checkpoints.
         """
-        for name, spike in self.spikes.items():
-            if spike.action == "roll_back" and not saves:
+        for name, spike in self._rolling_back.items():
+            if saves.interval is None and saves.local is None:
                 yield (
                     f"guards.{name}.action = roll_back: there is nothing to go back to without checkpoints: set "
                     "checkpoint.interval, or warn"
                 )
-            if spike.action == "roll_back" and self.max_rollbacks == 0:
-                yield (f"guards.{name}.action = roll_back with guards.max_rollbacks = 0: allow one, or let it warn")
+            if self.max_rollbacks == 0:
+                yield f"guards.{name}.action = roll_back with guards.max_rollbacks = 0: allow one, or let it warn"
+            if saves.interval is not None and saves.keep_every is None and _reach(saves) < spike.look_back:
+                yield (
+                    f"guards.{name}.look_back = {spike.look_back}: all checkpoints that stay (checkpoint.keep_last = "
+                    f"{saves.keep_last}, checkpoint.interval = {saves.interval}) may be of steps before a spike that "
+                    f"are not trusted: set checkpoint.keep_last={1 + math.ceil(spike.look_back / saves.interval)}"
+                )
+
+    def cautions(self, saves: CheckpointConfig, steps: int) -> Iterator[str]:
+        """Yield cases, other than the `problems`, in which there may be no checkpoint to go back to after a spike.
+
+        Args:
+            saves: the run's section on checkpoints, of which there are no `problems`.
+            steps: how many steps the run takes.
+        """
+        for name, spike in self._rolling_back.items():
+            if saves.local is None and saves.interval is not None and saves.interval >= steps:
+                yield (
+                    f"guards.{name}.action = roll_back: checkpoint.interval = {saves.interval}, and the run has "
+                    f"{steps} steps: there is nothing to go back to; lower it"
+                )
+            elif _reach(saves) < spike.look_back:
+                if saves.interval is None:
+                    kept, remedy = "the one checkpoint of checkpoint.local", "set checkpoint.interval as well"
+                else:
+                    assert saves.keep_every is not None, "without it this is one of the problems"
+                    first = math.lcm(saves.interval, saves.keep_every)  # that stays
+                    kept = f"before step {first + spike.look_back} the {saves.keep_last} of checkpoint.keep_last"
+                    remedy = "raise that"
+                yield (
+                    f"guards.{name}.look_back = {spike.look_back}: {kept} may be of steps before a spike that are not "
+                    f"trusted, and the run then ends; {remedy}"
+                )
+
+
+def _reach(saves: CheckpointConfig) -> float:
+    """Return the largest `look_back` that surely leaves a checkpoint to go back to, once `keep_last` were saved.
+
+    The newest one may be of the step just before a spike.
+    """
+    if saves.interval is None:  # checkpoint.local keeps one
+        return 0
+    if saves.keep_every is not None and saves.interval % saves.keep_every == 0:  # all stay
+        return math.inf
+    return (saves.keep_last - 1) * saves.interval

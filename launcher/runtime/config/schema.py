@@ -5,7 +5,6 @@ is derived from the values is checked in plan.py.
 """
 
 from collections.abc import Iterator
-from math import ceil
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, Field, field_validator
@@ -89,7 +88,7 @@ class Config(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_
             *self._objective_problems(),
             *self._optimizer_problems(),
             *self._reproducible_problems(),
-            *self._guard_problems(),
+            *self.guards.problems(self.checkpoint),
             *self._replay_problems(),
         ]
         if problems:
@@ -155,20 +154,6 @@ class Config(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_
     def _objective_problems(self) -> Iterator[str]:
         texts = [f"data.train.{number}" for number, source in enumerate(self.data.train) if source.task is None]
         yield from self.objective.problems(self.model, self.data.sequence_length, texts[0] if texts else None)
-
-    def _guard_problems(self) -> Iterator[str]:
-        saves = self.checkpoint
-        yield from self.guards.problems(saves=(saves.interval or saves.local) is not None)
-        if saves.interval is None or saves.keep_every is not None:
-            return
-        for name, spike in self.guards.spikes.items():
-            # The newest checkpoint may be of the step before a spike
-            if spike.action == "roll_back" and (saves.keep_last - 1) * saves.interval < spike.look_back:
-                yield (
-                    f"guards.{name}.look_back = {spike.look_back}: all checkpoints that stay (checkpoint.keep_last = "
-                    f"{saves.keep_last}, checkpoint.interval = {saves.interval}) may be of steps before a spike that "
-                    f"are not trusted: set checkpoint.keep_last={1 + ceil(spike.look_back / saves.interval)}"
-                )
 
     def _optimizer_problems(self) -> Iterator[str]:
         kind, stage = self.optimizer.kind, self.deepspeed.zero_stage

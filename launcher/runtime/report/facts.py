@@ -12,7 +12,8 @@ from plumbline.data.tasks.candidates import SCORES
 from plumbline.launcher.runtime.commands.cli import duration
 from plumbline.launcher.runtime.config.budget import totals
 from plumbline.launcher.runtime.config.load import config_in
-from plumbline.launcher.runtime.config.plan import RunPlan, describe_settings, plan_run
+from plumbline.launcher.runtime.config.plan import RunPlan, plan_run
+from plumbline.launcher.runtime.config.remarks import describe_settings
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.report.history import History
 from plumbline.launcher.runtime.report.standing import Standing, look

@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 
 from plumbline.launcher.runtime.config.budget import totals
-from plumbline.launcher.runtime.config.plan import RunPlan, cautions, describe_settings
+from plumbline.launcher.runtime.config.plan import RunPlan
+from plumbline.launcher.runtime.config.remarks import cautions, describe_settings
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.ranks.world import World, emulates_bf16
 from plumbline.launcher.runtime.run.inputs import Inputs

@@ -14,7 +14,8 @@ from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.identity import differences
 from plumbline.launcher.runtime.config.load import load_config, save_config
 from plumbline.launcher.runtime.config.parse import parse_config
-from plumbline.launcher.runtime.config.plan import cautions, plan_run
+from plumbline.launcher.runtime.config.plan import plan_run
+from plumbline.launcher.runtime.config.remarks import cautions
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.optim.duration import Duration
 from tests.launcher.runtime.config.conftest import SMALL, problems

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from plumbline.launcher.runtime.config.load import load_config
-from plumbline.launcher.runtime.config.plan import RunPlan, cautions, plan_run
+from plumbline.launcher.runtime.config.plan import RunPlan, plan_run
+from plumbline.launcher.runtime.config.remarks import cautions
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.optim.proportions import best_batch_tokens, best_tau
 from tests.benchmarks import ladder_table

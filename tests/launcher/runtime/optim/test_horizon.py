@@ -8,7 +8,8 @@ from pydantic import ValidationError
 
 from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.parse import parse_config
-from plumbline.launcher.runtime.config.plan import describe_settings, plan_run
+from plumbline.launcher.runtime.config.plan import plan_run
+from plumbline.launcher.runtime.config.remarks import describe_settings
 from plumbline.launcher.runtime.optim.horizon import HorizonConfig, scale_settings
 from plumbline.launcher.runtime.optim.optimizer import OptimizerConfig
 from plumbline.model.config import ModelConfig

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.load import load_config, save_config
-from plumbline.launcher.runtime.config.plan import cautions, plan_run
+from plumbline.launcher.runtime.config.plan import plan_run
+from plumbline.launcher.runtime.config.remarks import cautions
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.memory import model_states
 from plumbline.launcher.runtime.optim.kind import OptimizerKind

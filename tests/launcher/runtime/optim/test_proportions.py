@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from plumbline.launcher.runtime.config.parse import parse_config
-from plumbline.launcher.runtime.config.plan import cautions, plan_run
+from plumbline.launcher.runtime.config.plan import plan_run
+from plumbline.launcher.runtime.config.remarks import cautions
 from plumbline.launcher.runtime.optim.proportions import Proportions, best_batch_tokens, best_tau
 
 USUAL = Proportions(tokens=8_000_000_000, batch_tokens=400_000, tokens_per_parameter=20.0, tau=0.22, warmup_share=0.05)

@@ -20,7 +20,8 @@ from plumbline.launcher.runtime.config.guards import (
     NonFiniteConfig,
 )
 from plumbline.launcher.runtime.config.load import load_config
-from plumbline.launcher.runtime.config.plan import cautions, plan_run
+from plumbline.launcher.runtime.config.plan import plan_run
+from plumbline.launcher.runtime.config.remarks import cautions
 from plumbline.launcher.runtime.engine.step_result import StepResult
 from plumbline.launcher.runtime.train.guards import Guards, make_guards
 from plumbline.launcher.runtime.train.guards.guard import Guard, RollBack, TrainingError
