@@ -19,7 +19,7 @@ from plumbline.launcher.runtime.cluster import nodes
 from plumbline.launcher.runtime.cluster.attempts import (
     FINAL,
     TALLY,
-    Attempt,
+    EndedAttempt,
     Progress,
     accused,
     decide,
@@ -88,7 +88,7 @@ def main() -> int:
     rolled_back = False
     if run is not None and saved < arguments.before:
         rolled_back = once_the_disk_is_back(partial(went_back_past, run, arguments.before[0]))
-    attempt = Attempt(code, arguments.before, saved, rolled_back)
+    attempt = EndedAttempt(code, arguments.before, saved, rolled_back)
     decision = once_the_disk_is_back(partial(decide, attempt, tally, limit))
     if not decision.requeue:
         note_end(run, code)

@@ -54,7 +54,7 @@ def describe(progress: Progress) -> str:
 
 
 @dataclass(frozen=True)
-class Attempt:
+class EndedAttempt:
     """Describe how an attempt of a job ended."""
 
     code: int
@@ -105,7 +105,7 @@ def read_limit() -> int:
     return int(text)
 
 
-def decide(attempt: Attempt, tally: Path, limit: int) -> Decision:
+def decide(attempt: EndedAttempt, tally: Path, limit: int) -> Decision:
     """Decide what follows the attempt that just ended, and count it.
 
     Args:
@@ -130,7 +130,7 @@ def decide(attempt: Attempt, tally: Path, limit: int) -> Decision:
     return Decision(fruitless < limit, f"{reason}, fruitless attempt {fruitless} of {limit} in a row ({VARIABLE})")
 
 
-def _fruitless_before(attempt: Attempt, tally: Path) -> int:
+def _fruitless_before(attempt: EndedAttempt, tally: Path) -> int:
     """Return how many attempts in a row ended where this one began.
 
     An attempt that Slurm itself requeued is not in the tally; if it saved a checkpoint, the saved progress shows it.

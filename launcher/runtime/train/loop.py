@@ -194,13 +194,28 @@ class Trainer:
             self._evaluation_due(),
         )
 
+    def give_up(self) -> None:
+        """Finish writing what was saved, and close the engine, after a TrainingError, which all ranks raise."""
+        self.status.enter("checkpoint")
+        self.saver.writer.finish()
+        self.chain.catch_up(self.saver.writer.written)
+        self.engine.close()
+
     def close(self) -> None:
-        """Flush the logs and end the watch."""
+        """Flush the logs and end the watch, however training ended."""
         self.status.enter("shutdown")
         self.watchdog.stop()
         self.chain.close(self.saver.writer.written)
         if self.log is not None:
             self.log.close()
+
+    def clean_up(self) -> None:
+        """Close what writes checkpoints and the engine, after an orderly end; delete checkpoints on the nodes."""
+        self.saver.writer.close()
+        # Not after any error: this waits for the device, and a sum that others do not join never ends
+        self.engine.close()
+        if self.local is not None:
+            self.local.clear()  # the run folder has the last step by now
 
     def _advance(self, reports: StepUnderWay, lr: float) -> None:
         """Move to the next step, whose results are not known yet."""

@@ -54,24 +54,18 @@ def train(
         stop.defer()  # from here on a stop has something to save
         try:
             complete = trainer.run()
-        except TrainingError:  # on all ranks: finish writing what was saved before
-            trainer.status.enter("checkpoint")
-            trainer.saver.writer.finish()
-            trainer.chain.catch_up(trainer.saver.writer.written)
-            trainer.engine.close()
+        except TrainingError:
+            trainer.give_up()
             raise
         finally:
             trainer.close()
-    trainer.saver.writer.close()
-    trainer.engine.close()  # not after any error: it waits for the device, and a sum that others do not join never ends
-    if trainer.local is not None:
-        trainer.local.clear()  # the run folder has the last step by now
+    trainer.clean_up()
     return complete
 
 
 def make_trainer(
     config: Config, inputs: Inputs, world: World, stop: StopRequest, status: RunStatus, watchdog: Watchdog
-) -> "Trainer":
+) -> Trainer:
     """Prepare the run folder and return a trainer at the newest checkpoint, or at the start."""
     check_agreement(config, inputs, world)
     root = config.run.folder / "checkpoints"

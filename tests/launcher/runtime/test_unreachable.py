@@ -14,7 +14,7 @@ from plumbline.data.folders import LocalFolder
 from plumbline.launcher.runtime.checkpoint import store
 from plumbline.launcher.runtime.checkpoint.branch import resolve
 from plumbline.launcher.runtime.checkpoint.local import _identify
-from plumbline.launcher.runtime.cluster.attempts import Attempt, decide
+from plumbline.launcher.runtime.cluster.attempts import EndedAttempt, decide
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.run.chain import CHAIN, ChainFile
 from plumbline.launcher.runtime.run.folder import read_result
@@ -87,7 +87,7 @@ def held(config: Config) -> None:
         pytest.param("corpus.json", lambda c: LocalFolder(c.run.folder).has("corpus.json"), id="a corpus is there"),
         pytest.param("tokenizer/tokenizer.json", lambda c: LocalFolder(c.run.folder).tokenizer(""), id="a tokenizer"),
         pytest.param("checkpoints/local_id", lambda c: _identify(c.run.folder), id="checkpoints on nodes stay ours"),
-        pytest.param("attempts.json", lambda c: decide(Attempt(1, (5,), (5,)), c.run.folder / "attempts.json", 2),
+        pytest.param("attempts.json", lambda c: decide(EndedAttempt(1, (5,), (5,)), c.run.folder / "attempts.json", 2),
                      id="attempts stay counted"),
         pytest.param(STATUS, held, id="an earlier attempt may be alive"),
         pytest.param(LOCK, lambda c: owner_of(c.run.folder), id="a lock may be held"),

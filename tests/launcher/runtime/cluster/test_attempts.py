@@ -9,8 +9,8 @@ from plumbline.launcher.runtime.cluster.attempts import (
     LACKING,
     VARIABLE,
     WRONG,
-    Attempt,
     Decision,
+    EndedAttempt,
     accuse,
     accused,
     decide,
@@ -27,7 +27,7 @@ def tally(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize(("code", "words"), [(0, "complete"), (2, "cannot be used"), (3, "broke down")])
 def test_three_exit_codes_are_final_whatever_was_saved(tally: Path, code: int, words: str) -> None:
-    decision = decide(Attempt(code, (0,), (10,)), tally, 2)
+    decision = decide(EndedAttempt(code, (0,), (10,)), tally, 2)
     assert not decision.requeue
     assert decision.reason.startswith(f"exit code {code}, ")
     assert decision.reason.endswith(words)
@@ -38,32 +38,33 @@ def test_three_exit_codes_are_final_whatever_was_saved(tally: Path, code: int, w
 def test_every_other_is_worth_another_attempt_while_checkpoints_advance(tally: Path, code: int) -> None:
     for step in range(0, 100, 10):
         reason = f"exit code {code}, what is saved went from step {step} to step {step + 10}"
-        assert decide(Attempt(code, (step,), (step + 10,)), tally, 1) == Decision(True, reason)
+        assert decide(EndedAttempt(code, (step,), (step + 10,)), tally, 1) == Decision(True, reason)
 
 
 def test_fruitless_attempts_are_counted_in_a_row(tally: Path) -> None:
     def requeued(before: int, after: int) -> bool:
-        return decide(Attempt(1, (before,), (after,)), tally, 3).requeue
+        return decide(EndedAttempt(1, (before,), (after,)), tally, 3).requeue
 
     assert [requeued(5, 5), requeued(5, 5), requeued(5, 6)] == [True, True, True]
     assert [requeued(6, 6), requeued(6, 6), requeued(6, 6)] == [True, True, False]
 
 
 def test_an_attempt_that_slurm_ended_after_a_checkpoint_ends_the_row(tally: Path) -> None:
-    assert decide(Attempt(1, (5,), (5,)), tally, 2).requeue
+    assert decide(EndedAttempt(1, (5,), (5,)), tally, 2).requeue
     # Here an attempt went from 5 to 8 and was preempted: nobody was asked
-    assert decide(Attempt(1, (8,), (8,)), tally, 2).requeue
-    assert not decide(Attempt(1, (8,), (8,)), tally, 2).requeue
+    assert decide(EndedAttempt(1, (8,), (8,)), tally, 2).requeue
+    assert not decide(EndedAttempt(1, (8,), (8,)), tally, 2).requeue
 
 
 def test_a_checkpoint_that_went_away_is_no_progress(tally: Path) -> None:
-    assert "nothing saved after step 5, fruitless attempt 1 of 2" in decide(Attempt(1, (9,), (5,)), tally, 2).reason
+    decision = decide(EndedAttempt(1, (9,), (5,)), tally, 2)
+    assert "nothing saved after step 5, fruitless attempt 1 of 2" in decision.reason
 
 
 def test_what_cannot_be_counted_is_not_tried_for_ever(tally: Path) -> None:
     tally.parent.parent.write_text("a file where the run folder should be")
     with pytest.raises(OSError):  # noqa: PT011
-        decide(Attempt(1, (5,), (5,)), tally, 2)
+        decide(EndedAttempt(1, (5,), (5,)), tally, 2)
 
 
 @pytest.mark.parametrize(
@@ -77,11 +78,11 @@ def test_what_cannot_be_counted_is_not_tried_for_ever(tally: Path) -> None:
 def test_a_damaged_count_begins_anew(tally: Path, text: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
     tally.parent.mkdir(parents=True)
     tally.write_text(text)
-    assert "fruitless attempt 1 of 2" in decide(Attempt(1, (5,), (5,)), tally, 2).reason
+    assert "fruitless attempt 1 of 2" in decide(EndedAttempt(1, (5,), (5,)), tally, 2).reason
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"warning: {tally}: {words}")
     assert line.endswith("; fruitless attempts are counted anew")
-    assert "fruitless attempt 2 of 2" in decide(Attempt(1, (5,), (5,)), tally, 2).reason
+    assert "fruitless attempt 2 of 2" in decide(EndedAttempt(1, (5,), (5,)), tally, 2).reason
 
 
 def test_the_limit_is_two_unless_the_site_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,12 +100,12 @@ def test_of_a_sweep_a_finished_run_counts_more_than_any_checkpoint(tally: Path) 
     reason = (
         "exit code 1, what is saved went from 2 finished runs and 900 steps of others to 3 finished runs and 0 steps"
     )
-    assert decide(Attempt(1, (2, 900), (3, 0)), tally, 1) == Decision(True, f"{reason} of others")
-    assert not decide(Attempt(1, (3, 0), (3, 0)), tally, 1).requeue
+    assert decide(EndedAttempt(1, (2, 900), (3, 0)), tally, 1) == Decision(True, f"{reason} of others")
+    assert not decide(EndedAttempt(1, (3, 0), (3, 0)), tally, 1).requeue
 
 
 def test_the_count_is_the_same_for_all_jobs_of_a_chain(tally: Path) -> None:
-    ends = [decide(Attempt(1, (5,), (5,)), tally, 2) for _ in range(3)]
+    ends = [decide(EndedAttempt(1, (5,), (5,)), tally, 2) for _ in range(3)]
     assert [decision.requeue for decision in ends] == [True, False, False], "the next job has one attempt"
     assert "fruitless attempt 3 of 2 in a row" in ends[2].reason
 
@@ -130,9 +131,9 @@ def test_an_attempt_counts_once_however_often_it_is_written_down(tally: Path, mo
     """The disk may go away when the count is written, and the job then decides again."""
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     for _ in range(3):
-        assert "fruitless attempt 1 of 2" in decide(Attempt(1, (5,), (5,)), tally, 2).reason
+        assert "fruitless attempt 1 of 2" in decide(EndedAttempt(1, (5,), (5,)), tally, 2).reason
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
-    assert "fruitless attempt 2 of 2" in decide(Attempt(1, (5,), (5,)), tally, 2).reason
+    assert "fruitless attempt 2 of 2" in decide(EndedAttempt(1, (5,), (5,)), tally, 2).reason
 
 
 def test_words_against_nodes_that_cannot_be_read_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
