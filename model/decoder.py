@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from plumbline.model.attention import attention_kind
 from plumbline.model.attention.context import AttentionContext, KeptContext, attention_context
-from plumbline.model.attention.softmax import SoftmaxAttention
 from plumbline.model.blocks import block_kind
 from plumbline.model.blocks.kind import Block
 from plumbline.model.config import ModelConfig
@@ -119,8 +118,7 @@ class Decoder(nn.Module):
         if not self.config.value_residual:
             return context
         first = cast(Block, self.layers[0])
-        attention = cast(SoftmaxAttention, first.self_attn)
-        return replace(context, first_values=attention.values(first.attention_input(x)))
+        return replace(context, first_values=first.self_attn.values(first.attention_input(x)))
 
     def finish(self, x: Tensor) -> Tensor:
         """Return the output of the last block, prepared for the head."""

@@ -43,22 +43,13 @@ class Attention(nn.Module):
     no_native_code: ClassVar[str | None] = "model/export/native/modeling_plumbline.py lacks it"
     """Why exports with our own code do not support it, or None if they do."""
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        multipliers: Multipliers,
-        layer: int,
-        values: bool = True,
-        output: bool = True,
-    ) -> None:
+    def __init__(self, config: ModelConfig, multipliers: Multipliers, layer: int) -> None:
         """Build the attention of one block.
 
         Args:
             config: the model's switches.
             multipliers: the parameterization's constants.
             layer: number of the block.
-            values: whether it projects the stream to values, or uses the stream itself.
-            output: whether it has an output projection.
         """
         super().__init__()
         self.as_stored: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None

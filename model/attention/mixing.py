@@ -71,10 +71,8 @@ class MixingAttention(Attention):
     map_flops = 4  # one product, with a map that has no gradient
     no_native_code = None
 
-    def __init__(
-        self, config: ModelConfig, multipliers: Multipliers, layer: int, values: bool = True, output: bool = True
-    ) -> None:
-        super().__init__(config, multipliers, layer, values, output)
+    def __init__(self, config: ModelConfig, multipliers: Multipliers, layer: int) -> None:
+        super().__init__(config, multipliers, layer)
         width, heads, longest = config.hidden_size, config.num_attention_heads, config.max_position_embeddings
         self.head_dim = config.head_dim
         self.v_proj = nn.Linear(width, config.num_key_value_heads * config.head_dim, bias=config.attention_bias)

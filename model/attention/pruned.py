@@ -117,10 +117,8 @@ class PrunedAttention(SoftmaxAttention):
     no_native_code = "no engine forgets keys and values layer by layer, as launcher/generate.py does"
     alpha: Tensor
 
-    def __init__(
-        self, config: ModelConfig, multipliers: Multipliers, layer: int, values: bool = True, output: bool = True
-    ) -> None:
-        super().__init__(config, multipliers, layer, values, output)
+    def __init__(self, config: ModelConfig, multipliers: Multipliers, layer: int) -> None:
+        super().__init__(config, multipliers, layer)
         self.rank = config.pruning_rank
         self.ask_proj = nn.Linear(config.hidden_size, self.rank, bias=False)
         self.offer_proj = nn.Linear(config.hidden_size, self.rank, bias=False)

@@ -61,7 +61,16 @@ class SoftmaxAttention(Attention):
     def __init__(
         self, config: ModelConfig, multipliers: Multipliers, layer: int, values: bool = True, output: bool = True
     ) -> None:
-        super().__init__(config, multipliers, layer, values, output)
+        """Build the attention of one block.
+
+        Args:
+            config: the model's switches.
+            multipliers: the parameterization's constants.
+            layer: number of the block.
+            values: whether it projects the stream to values, or uses the stream itself.
+            output: whether it has an output projection.
+        """
+        super().__init__(config, multipliers, layer)
         width, bias = config.hidden_size, config.attention_bias
         self.head_dim = config.head_dim
         self.scale = multipliers.attention

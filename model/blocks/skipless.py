@@ -15,7 +15,6 @@ from types import MappingProxyType
 
 from torch import Tensor
 
-from plumbline.model.attention import attention_kind
 from plumbline.model.attention.context import AttentionContext, LayerCache
 from plumbline.model.attention.shaped import ShapedAttention
 from plumbline.model.blocks.kind import Block
@@ -43,8 +42,7 @@ class SkiplessBlock(Block):
     def __init__(self, config: ModelConfig, multipliers: Multipliers, layer: int) -> None:
         super().__init__(config, multipliers, layer)
         self.input_layernorm = make_norm(config)
-        self.self_attn = attention_kind(config)(config, multipliers, layer, values=layer == 0, output=False)
-        assert isinstance(self.self_attn, ShapedAttention), "`needs` asks for it"
+        self.self_attn = ShapedAttention(config, multipliers, layer, values=layer == 0, output=False)
         self.self_attn.residual = multipliers.residual
         if layer == 0:  # the whole stream passes through its value projection, once at every depth
             rules = self.self_attn.tensors
