@@ -25,8 +25,8 @@ LEAST_ON_GPU = 4096
 """Fewest tokens of a chunk on a GPU, whatever the vocabulary.
 
 However few its tokens, a chunk reads the unembedding twice and updates its whole gradient, 12 bytes per element in
-bf16. When it was 16, 16,384 tokens of width 768 and GPT-2's vocabulary took an H200 9.5 ms in chunks of 2,048, 8.3 of
-4,096 and 7.9 of 8,192, and 0.9, 1.5 and 2.7 GB (docs/measurements-gpu.md).
+bf16. An H200 takes 8.3 ms and 0.8 GB for 16,384 tokens of width 768 and GPT-2's vocabulary in chunks of 2,048 tokens,
+7.6 ms and 1.4 GB in chunks of 4,096, and 7.4 ms and 2.7 GB in chunks of 8,192 (docs/measurements-gpu.md).
 """
 
 

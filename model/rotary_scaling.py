@@ -22,7 +22,7 @@ class LinearScaling(BaseModel, extra="forbid", frozen=True, strict=True, use_att
     """Divisor of the frequencies: how many times longer sequences become."""
 
     def stretch(self, frequencies: Tensor, theta: float) -> Tensor:  # noqa: ARG002 - of all rules alike
-        """Return the frequencies [head_dim / 2], radians per token, of a base wavelength `theta`, scaled."""
+        """Scale the frequencies [head_dim / 2], in radians per token, which are powers of the base `theta`."""
         return frequencies / self.factor
 
     @property
@@ -54,7 +54,7 @@ class Llama3Scaling(BaseModel, extra="forbid", frozen=True, strict=True, use_att
         return self
 
     def stretch(self, frequencies: Tensor, theta: float) -> Tensor:  # noqa: ARG002 - of all rules alike
-        """Return the frequencies [head_dim / 2], radians per token, of a base wavelength `theta`, scaled."""
+        """Scale the frequencies [head_dim / 2], in radians per token, which are powers of the base `theta`."""
         turns = self.original_max_position_embeddings * frequencies / (2 * math.pi)
         share = (turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)
         kept = share.clamp(0, 1)
@@ -94,7 +94,7 @@ class YarnScaling(BaseModel, extra="forbid", frozen=True, strict=True, use_attri
         return self
 
     def stretch(self, frequencies: Tensor, theta: float) -> Tensor:
-        """Return the frequencies [head_dim / 2], radians per token, of a base wavelength `theta`, scaled."""
+        """Scale the frequencies [head_dim / 2], in radians per token, which are powers of the base `theta`."""
         half = len(frequencies)
         first, last = (self._dimension(turns, half, theta) for turns in (self.beta_fast, self.beta_slow))
         if self.truncate:

@@ -1,4 +1,4 @@
-"""Take a snapshot of training: the first half of a save, and the only one in which ranks communicate."""
+"""Take a snapshot of training, the first half of a save: each rank copies its part of a checkpoint to host memory."""
 
 import json
 from dataclasses import dataclass

@@ -50,7 +50,7 @@ def deciding_on_device(zero: Any, optimizer: torch.optim.AdamW) -> Iterator[None
         (stage_1_and_2.DeepSpeedZeroOptimizer, "scaled_global_norm", noted(norm_of_shards)),
         (stage3, "combine_grad_norm_groups", noted(utils.combine_grad_norm_groups)),
         (stage3, "mask_nan_or_inf_with_val_inplace", _mark),
-        *((module, "is_invalid_grad_norm", _looks_valid) for module in (bf16_optimizer, stage_1_and_2, stage3)),
+        *((module, "is_invalid_grad_norm", _is_never_invalid) for module in (bf16_optimizer, stage_1_and_2, stage3)),
     ]
     originals = [(module, name, getattr(module, name)) for module, name, _ in replacements]
     for module, name, function in replacements:
@@ -90,8 +90,8 @@ def norm_of_shards(zero: Any, **_unused: Any) -> Tensor:
     return norm.masked_fill(~torch.isfinite(norm), torch.inf)
 
 
-def _looks_valid(_norm: Any) -> bool:
-    """Return True for any norm: AdamW skips the update if it is not finite."""
+def _is_never_invalid(_norm: Any) -> bool:
+    """Return False: AdamW itself skips the update if the norm is not finite."""
     return False
 
 

@@ -1,11 +1,6 @@
 """Keep everything about a run in one folder, enough to understand it, resume it and publish it.
 
-config.yaml        the resolved configuration       metrics.jsonl   one object for each logged step or evaluation
-environment.json   versions, code, hardware         tensorboard/    the same numbers as curves
-tokenizer/         of the training corpora          checkpoints/    see launcher/runtime/checkpoint/store.py
-samples.txt        continuations by the final model result.json     final scores; there when the run is complete
-logs/              each rank's log, with times      trackers/       which numbers wandb and others have received
-chain.jsonl        hash chain of steps, checkpoints  starts.jsonl    of each start: command, versions, what changed
+docs/run-folder.md lists its files.
 """
 
 from typing import Any

@@ -50,7 +50,7 @@ TRACE = "nccl_trace_rank_"
 class Watchdog:
     """Watch this process from a thread.
 
-    It begins when the process starts, because no other rank notices one that dies before the ranks have connected.
+    It begins before the ranks connect, because no other rank notices one that dies until they have.
 
     Args:
         folder: folder for the stacks, shared by all ranks.
