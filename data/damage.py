@@ -1,10 +1,12 @@
 """Turn the many errors that a damaged file can cause into one kind, which names the file."""
 
+import json
 import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from plumbline.data.disk import AWAY, number_of
 
@@ -36,6 +38,20 @@ def reading(path: Path | str, remedy: str = "") -> Iterator[None]:
         if number is not None and number in AWAY:
             raise OSError(number, os.strerror(number), str(path)) from error
         raise DamagedFileError(f"{path}: cannot be read: {in_words(error)}{remedy and f'; {remedy}'}") from error
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Return the keys and values of a JSON file.
+
+    Raises:
+        DamagedFileError: the file holds something else; names the file.
+        OSError: the file does not exist, or cannot be read.
+    """
+    with reading(path):
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(found, dict):
+            raise ValueError(f"a {type(found).__name__}, not an object with keys")
+    return found
 
 
 def in_words(error: Exception) -> str:

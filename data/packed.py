@@ -24,6 +24,7 @@ from plumbline.data.disk import look_again, naming_full_disk
 from plumbline.data.indexed import Int64s
 from plumbline.data.locks import wait_for
 from plumbline.data.packing import packed_blocks
+from plumbline.data.paths import user_cache
 from plumbline.data.remote.fetch import RemoteError
 from plumbline.data.remote.piece import Piece
 from plumbline.data.shards import pieces_of
@@ -165,8 +166,7 @@ def open_packed(split: Split, fingerprint: str, length: int) -> PackedSplit:
 
 def cache_folder() -> Path:
     """Return the folder for files that can be recomputed."""
-    default = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "plumbline"
-    return Path(os.environ.get(PLACE) or default)
+    return Path(os.environ.get(PLACE) or user_cache())
 
 
 def _make_once(split: Split, length: int, folder: Path) -> Facts:

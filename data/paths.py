@@ -1,4 +1,4 @@
-"""Define paths in a configuration: local ones, where `~` is the home folder, or URLs without secrets."""
+"""Define paths in a configuration, local (`~` is the home folder) or URLs without secrets, and the user's cache."""
 
 import os
 import re
@@ -10,6 +10,11 @@ from pydantic import AfterValidator
 
 HomePath = Annotated[str, AfterValidator(os.path.expanduser)]
 """A path in a configuration, in which `~` is expanded since no shell does it. A URL stays as it is."""
+
+
+def user_cache() -> Path:
+    """Return the folder for this user's files that can be made again."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "plumbline"
 
 
 def last_part(path: str | os.PathLike[str]) -> str:

@@ -21,11 +21,11 @@ from tempfile import TemporaryDirectory
 import sentencepiece
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from plumbline.data.damage import reading
+from plumbline.data.damage import read_object, reading
 from plumbline.data.disk import naming_full_disk, number_of
 from plumbline.data.hub import is_reachable
 from plumbline.data.manifest import MANIFEST
-from plumbline.data.tokenizers import CONFIG, TOKENIZER, byte_vocabulary, check_words, load_tokenizer, read_config
+from plumbline.data.tokenizers import CONFIG, TOKENIZER, byte_vocabulary, check_words, load_tokenizer
 
 EOS = "<|endoftext|>"
 GENERIC_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")  # the name before and since transformers 5
@@ -259,7 +259,7 @@ def _is_generic(folder: Path) -> bool:
     """Return whether tokenizer.json is complete: no model-specific class adds to it when transformers loads it."""
     if not ((folder / TOKENIZER).is_file() and (folder / CONFIG).is_file()):
         return False
-    config = read_config(folder)
+    config = read_object(folder / CONFIG)
     return config.get("tokenizer_class") in GENERIC_CLASSES and config.get("eos_token") is not None
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from plumbline.data.damage import reading
+from plumbline.data.damage import read_object, reading
 from plumbline.data.indexed import Int64s, Integers, token_dtype
 
 TOKENIZER, CONFIG = "tokenizer.json", "tokenizer_config.json"
@@ -99,7 +99,7 @@ class Encoder:
         Raises:
             ValueError: the end-of-text token has no id.
         """
-        eos = read_config(folder).get("eos_token")
+        eos = read_object(folder / CONFIG).get("eos_token")
         eos = eos.get("content") if isinstance(eos, dict) else eos
         if not isinstance(eos, str):
             raise ValueError(f"--tokenizer {spec}: {folder / CONFIG}: eos_token = {eos!r}: expected its text")
@@ -239,19 +239,6 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     """
     with reading(folder / TOKENIZER):
         return Tokenizer.from_file(str(folder / TOKENIZER))
-
-
-def read_config(folder: Path) -> dict[str, Any]:
-    """Return the transformers configuration of the tokenizer in a folder.
-
-    Raises:
-        DamagedFileError: the file holds no JSON object.
-    """
-    with reading(folder / CONFIG):
-        found = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-        if not isinstance(found, dict):
-            raise ValueError(f"a {type(found).__name__}, not an object with keys")
-    return found
 
 
 def tokenizer_sha256(folder: Path) -> str:

@@ -26,7 +26,7 @@ from typing import BinaryIO
 from pydantic import BaseModel, PositiveInt
 
 from plumbline.data.locks import same_file, wait_for
-from plumbline.data.paths import HomePath
+from plumbline.data.paths import HomePath, user_cache
 from plumbline.data.remote.fetch import TRIES, RemoteError, download
 from plumbline.data.remote.piece import Piece
 from plumbline.data.remote.plans import KEY, Plan, needs_of_all
@@ -49,9 +49,7 @@ class CacheConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attri
     @property
     def folder(self) -> Path:
         """Return the folder."""
-        if self.path is not None:
-            return Path(self.path)
-        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "plumbline" / "corpora"
+        return user_cache() / "corpora" if self.path is None else Path(self.path)
 
 
 class Cache:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from plumbline.data.damage import reading
+from plumbline.data.damage import read_object, reading
 from plumbline.data.disk import is_file
 from plumbline.data.past import entered_before, renamed, same_past
 from plumbline.data.skipped import NOTHING, SkippedData
@@ -32,7 +32,6 @@ from plumbline.launcher.runtime.ranks.collectives import from_main, gather_objec
 from plumbline.launcher.runtime.ranks.world import World
 from plumbline.launcher.runtime.run.chain import noted_checkpoint
 from plumbline.launcher.runtime.run.interventions import read_interventions, skipped_in
-from plumbline.launcher.runtime.system.files import read_object
 from plumbline.launcher.runtime.system.log import LOG, TRAINING
 from plumbline.launcher.runtime.system.tail import lines_from_end
 

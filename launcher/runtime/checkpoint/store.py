@@ -22,11 +22,11 @@ from typing import Any, TypedDict
 
 import xxhash
 
-from plumbline.data.damage import DamagedFileError
+from plumbline.data.damage import DamagedFileError, read_object
 from plumbline.data.disk import is_file
 from plumbline.data.paths import leads_out
 from plumbline.data.skipped import NOTHING, SkippedData
-from plumbline.launcher.runtime.system.files import read_key, read_object
+from plumbline.launcher.runtime.system.files import read_key
 from plumbline.launcher.runtime.system.log import LOG
 
 FORMAT = 2

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from plumbline.data.damage import DamagedFileError
+from plumbline.data.damage import DamagedFileError, read_object
 from plumbline.data.disk import AWAY, is_there
 from plumbline.launcher.runtime.cluster.launch import job_id, restart_count
 from plumbline.launcher.runtime.cluster.nodes import PAUSES, may_be_at_fault
 from plumbline.launcher.runtime.system.exit_codes import BROKEN, COMPLETE, UNUSABLE
-from plumbline.launcher.runtime.system.files import read_key, read_object, write_json
+from plumbline.launcher.runtime.system.files import read_key, write_json
 from plumbline.launcher.runtime.system.log import LOG
 
 VARIABLE = "PLUMBLINE_FRUITLESS_ATTEMPTS"

@@ -4,11 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from plumbline.data.damage import reading
+from plumbline.data.damage import read_object, reading
 from plumbline.data.hub import is_reachable
 from plumbline.data.tokenizers import FILES as TOKENIZER_FILES
 from plumbline.launcher.runtime.config.parse import parse
-from plumbline.launcher.runtime.system.files import read_object
 from plumbline.model.config import ModelConfig
 from plumbline.model.export.from_stock import KINDS, model_section
 from plumbline.model.export.native import MODEL_TYPE

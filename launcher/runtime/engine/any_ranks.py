@@ -21,7 +21,7 @@ from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine
 from plumbline.launcher.runtime.engine.on_device import not_finite
 from plumbline.launcher.runtime.engine.tree_sum import TreeSum, order_of_lanes, sum_over_tree
-from plumbline.launcher.runtime.optim.clipping import base_equivalent_norm
+from plumbline.launcher.runtime.optim.clipping import base_equivalent_norm, clip_factor
 from plumbline.launcher.runtime.ranks.world import World
 from plumbline.model.objectives.objective import Batch
 
@@ -44,8 +44,7 @@ class AnyRanksEngine(DeepSpeedEngine):
         if world.device.type == "cpu":
             torch.set_num_threads(1)
         super().__init__(config, world, weights, restored)
-        trained = [(name, parameter) for name, parameter in self.model.named_parameters() if parameter.requires_grad]
-        self._shapes = {name: parameter.shape for name, parameter in trained}
+        self._shapes = {name: parameter.shape for name, parameter in self.trained().items()}
         self._gradient: dict[str, Tensor] = {}
 
     def _make_gradient(self, batches: Sequence[Batch], step: int, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -84,7 +83,7 @@ class AnyRanksEngine(DeepSpeedEngine):
         """Clip the whole gradient, give each shard its part, and update."""
         norm = self._norm()
         limit = self.config.optimizer.grad_clip
-        factor = (limit / (norm + 1e-6)).clamp(max=1.0) if limit else torch.ones_like(norm)
+        factor = clip_factor(norm, limit) if limit else torch.ones_like(norm)
         for shard in self.master_weights():
             if shard.grad is None:
                 shard.grad = torch.zeros_like(shard)  # also if it is all padding: each rank counts steps

@@ -154,9 +154,13 @@ class Engine(ABC):
         """
         with self._forward_context():
             losses = self.model(batch, step, through=TrainedLM.losses)
-        trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        trained = tuple(self.trained().values())
         found = torch.autograd.grad((losses.terms * weights).sum(), trained, materialize_grads=True)
         return losses.cross_entropy.detach(), losses.reports.detach(), list(found)
+
+    def trained(self) -> dict[str, nn.Parameter]:
+        """Return the trained tensors by name, in the order of the model."""
+        return {name: parameter for name, parameter in self.model.named_parameters() if parameter.requires_grad}
 
     def _check_targets(self, targets: Tensor) -> None:
         """Refuse a term of the loss, other than the text's, without a target in a whole batch; `targets` [terms]."""

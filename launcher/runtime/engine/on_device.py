@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from plumbline.launcher.runtime.optim.clipping import clip_factor
 from plumbline.launcher.runtime.ranks.collectives import sum_over_ranks
 
 
@@ -42,7 +43,7 @@ def deciding_on_device(zero: Any, optimizer: torch.optim.AdamW) -> Iterator[None
 
     def clip(*, max_norm: float, global_norm: Tensor, **_unused: Any) -> None:
         shares = zero.fp32_groups_gradient_flat_partition  # of this rank: it uses no others
-        torch._foreach_mul_(shares, (max_norm / (global_norm + 1e-6)).clamp(max=1.0))
+        torch._foreach_mul_(shares, clip_factor(global_norm, max_norm))
 
     replacements: list[tuple[Any, str, Callable[..., Any]]] = [
         (bf16_optimizer, "get_global_norm_of_tensors", noted(global_norm)),

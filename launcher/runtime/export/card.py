@@ -1,9 +1,9 @@
 """Write the README of an exported folder."""
 
+from plumbline.data.damage import read_object
 from plumbline.launcher.runtime.export.report import OBJECTIVE, ExportReport
 from plumbline.launcher.runtime.models.open import LoadedModel, beside
 from plumbline.launcher.runtime.run.status_file import RESULT
-from plumbline.launcher.runtime.system.files import read_object
 from plumbline.model.export import thinker
 
 

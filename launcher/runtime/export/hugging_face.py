@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from plumbline.data.damage import read_object
 from plumbline.data.tokenizers import CONFIG as TOKENIZER_CONFIG
 from plumbline.data.tokenizers import FILES as TOKENIZER_FILES
 from plumbline.data.tokenizers import copy_tokenizer
@@ -22,7 +23,7 @@ from plumbline.launcher.runtime.export.report import OBJECTIVE, ExportError, Exp
 from plumbline.launcher.runtime.export.rounding import round_to_bf16
 from plumbline.launcher.runtime.export.verify import check_tokens, verify_plain, verify_thinker
 from plumbline.launcher.runtime.models.open import LoadedModel, load_tokenizer, native_classes, quiet_transformers
-from plumbline.launcher.runtime.system.files import read_object, write_json
+from plumbline.launcher.runtime.system.files import write_json
 from plumbline.launcher.runtime.system.log import LOG
 from plumbline.model.decoder import CausalLM
 from plumbline.model.export import native, thinker

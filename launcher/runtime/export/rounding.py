@@ -6,10 +6,11 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from plumbline.data.damage import read_object
 from plumbline.launcher.runtime.config.stock import WEIGHTS
 from plumbline.launcher.runtime.export.report import ExportError
 from plumbline.launcher.runtime.export.verify import check_tokens
-from plumbline.launcher.runtime.system.files import read_object, write_json
+from plumbline.launcher.runtime.system.files import write_json
 
 INDEX = "model.safetensors.index.json"
 TOLERANCE = 0.05

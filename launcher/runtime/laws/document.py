@@ -17,9 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from plumbline.data.damage import reading
+from plumbline.data.damage import read_object, reading
 from plumbline.launcher.runtime.laws.rows import Rows
-from plumbline.launcher.runtime.system.files import read_object
 from plumbline.model.scaling_laws.derived import (
     allocate,
     allocate_with_precision,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from plumbline.data.damage import reading
+from plumbline.data.damage import read_object, reading
 from plumbline.launcher.runtime.checkpoint import store as checkpoint
 from plumbline.launcher.runtime.config.load import config_in
 from plumbline.launcher.runtime.engine.build import build_model, without_objective
@@ -20,7 +20,6 @@ from plumbline.launcher.runtime.models.open import (
     tokenizer_beside,
     tokenizer_within,
 )
-from plumbline.launcher.runtime.system.files import read_object
 from plumbline.model.export.native import MODEL_TYPE
 
 

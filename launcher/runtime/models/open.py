@@ -16,7 +16,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from plumbline.data.damage import reading
+from plumbline.data.damage import read_object, reading
 from plumbline.data.tokenizers import check_words, holds_tokenizer
 from plumbline.launcher.runtime.checkpoint import store as checkpoint
 from plumbline.launcher.runtime.config.schema import Config
@@ -25,7 +25,6 @@ from plumbline.launcher.runtime.models.averages import open_weights
 from plumbline.launcher.runtime.models.finite import check_finite
 from plumbline.launcher.runtime.models.whole import check_causal, check_whole
 from plumbline.launcher.runtime.scoring.scores import LossSums, loss_sums
-from plumbline.launcher.runtime.system.files import read_object
 from plumbline.model.decoder import CausalLM
 from plumbline.model.export import thinker
 from plumbline.model.export.native import MODEL_TYPE

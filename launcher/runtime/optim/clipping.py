@@ -24,6 +24,11 @@ def base_equivalent_norm(norms: Sequence[Tensor], groups: Sequence[Mapping[str, 
     return cast(Tensor, torch.linalg.vector_norm(at_base))
 
 
+def clip_factor(norm: Tensor, limit: float) -> Tensor:
+    """Return the factor, at most 1, by which a gradient of this norm is multiplied to limit its norm, a scalar."""
+    return (limit / (norm + 1e-6)).clamp(max=1.0)
+
+
 def clip_gradients(model: nn.Module, groups: Sequence[Mapping[str, Any]], optimizer: OptimizerConfig) -> Tensor:
     """Clip the gradients of whole parameters in place, and return the norm that was limited, a scalar.
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from plumbline.data.paths import user_cache
 from plumbline.launcher.runtime.ranks.world import World
 from plumbline.launcher.runtime.system.files import one_at_a_time
 
@@ -107,7 +108,7 @@ def extensions_folder() -> Path:
     """Return where torch builds operators: TORCH_EXTENSIONS_DIR, or a folder for this host and Python environment."""
     from deepspeed import __version__ as deepspeed_version
 
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "plumbline" / "torch_extensions"
+    cache = user_cache() / "torch_extensions"
     versions = re.sub(r"[^\w.-]", "_", f"{socket.gethostname()}-torch{torch.__version__}-deepspeed{deepspeed_version}")
     environment = hashlib.sha256(sys.prefix.encode()).hexdigest()[:8]
     return Path(os.environ.get("TORCH_EXTENSIONS_DIR", cache / f"{versions}-{environment}"))

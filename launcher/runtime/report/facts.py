@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from plumbline.data.config import SourceConfig
+from plumbline.data.damage import read_object
 from plumbline.data.tasks.candidates import SCORES
 from plumbline.launcher.runtime.commands.cli import duration
 from plumbline.launcher.runtime.config.budget import totals
@@ -19,7 +20,6 @@ from plumbline.launcher.runtime.report.history import History
 from plumbline.launcher.runtime.report.standing import Standing, look
 from plumbline.launcher.runtime.run.ledger import goodput, total
 from plumbline.launcher.runtime.scoring.scores import wilson_interval
-from plumbline.launcher.runtime.system.files import read_object
 from plumbline.launcher.runtime.system.log import LOG
 from plumbline.model.flops import training_flops_per_token
 from plumbline.model.parameterization.sizes import sizes

@@ -8,9 +8,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from plumbline.data.damage import read_object
 from plumbline.launcher.runtime.run.interventions import Intervention, read_interventions
 from plumbline.launcher.runtime.run.status_file import RESULT, STATUS
-from plumbline.launcher.runtime.system.files import read_json_lines, read_object
+from plumbline.launcher.runtime.system.files import read_json_lines
 
 Floats = NDArray[np.float64]
 Over = Literal["mean", "min", "max"]

@@ -5,6 +5,7 @@ docs/run-folder.md lists its files.
 
 from typing import Any
 
+from plumbline.data.damage import read_object
 from plumbline.data.disk import is_file
 from plumbline.data.tokenizers import copy_tokenizer
 from plumbline.launcher.runtime.config.errors import ConfigError
@@ -17,7 +18,7 @@ from plumbline.launcher.runtime.run.environment import environment
 from plumbline.launcher.runtime.run.inputs import Inputs
 from plumbline.launcher.runtime.run.starts import note_start
 from plumbline.launcher.runtime.run.status_file import RESULT
-from plumbline.launcher.runtime.system.files import read_key, read_object, remove_leftovers, write_json
+from plumbline.launcher.runtime.system.files import read_key, remove_leftovers, write_json
 
 
 def prepare_run_folder(config: Config, inputs: Inputs, world: World, step: int = 0) -> None:

@@ -6,6 +6,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from plumbline.data.damage import read_object
 from plumbline.launcher.runtime.commands.cli import duration
 from plumbline.launcher.runtime.report import html
 from plumbline.launcher.runtime.report.figures import short
@@ -16,7 +17,6 @@ from plumbline.launcher.runtime.sweep.result import MATCHES, Result, read_rows
 from plumbline.launcher.runtime.sweep.results import FIGURE, LINES, RESULTS, SUMMARY
 from plumbline.launcher.runtime.sweep.seed_means import mean
 from plumbline.launcher.runtime.sweep.worker import ERROR
-from plumbline.launcher.runtime.system.files import read_object
 
 SWEEP, POINTS, FAILED = "Sweep", "Points", "Failed runs"
 POINTS_SHOWN = 200

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from plumbline.data.damage import read_object
 from plumbline.launcher.runtime.config.budget import totals
 from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.run.status_file import RESULT
@@ -32,7 +33,6 @@ from plumbline.launcher.runtime.system.files import (
     one_at_a_time,
     read_json_lines,
     read_key,
-    read_object,
     write_json,
     write_json_lines,
     write_whole,

@@ -16,7 +16,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from plumbline.data.damage import DamagedFileError, in_words, reading
+from plumbline.data.damage import DamagedFileError, in_words
 from plumbline.data.disk import move, sync
 from plumbline.launcher.runtime.system.log import LOG
 
@@ -28,20 +28,6 @@ BLOCK = 2**20
 def key_of(facts: Any) -> str:
     """Return 16 hexadecimal digits that identify JSON values, in whatever order their keys are."""
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def read_object(path: Path) -> dict[str, Any]:
-    """Return the keys and values of a JSON file.
-
-    Raises:
-        DamagedFileError: the file holds something else; names the file.
-        OSError: the file does not exist, or cannot be read.
-    """
-    with reading(path):
-        found = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(found, dict):
-            raise ValueError(f"a {type(found).__name__}, not an object with keys")
-    return found
 
 
 def read_key(values: Mapping[str, Any], key: str, kind: type[T], path: Path | str) -> T:

@@ -9,11 +9,11 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from plumbline.data.damage import read_object
 from plumbline.launcher.runtime.export import rounding
 from plumbline.launcher.runtime.export.hugging_face import export
 from plumbline.launcher.runtime.export.report import ExportError
 from plumbline.launcher.runtime.export.rounding import INDEX, TOLERANCE, round_to_bf16
-from plumbline.launcher.runtime.system.files import read_object
 from plumbline.model.decoder import CausalLM
 from tests.model.conftest import loaded
 

@@ -109,16 +109,15 @@ class Recording:
     weights: Tensor
 
     def __init__(self, engine: Engine, number: int) -> None:
-        model, self._device = engine.model, engine.world.device
-        trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
-        self.names = [name for name, _ in trained]
+        model, trained, self._device = engine.model, engine.trained(), engine.world.device
+        self.names = list(trained)
         self.sums = torch.zeros(len(BESIDE) + len(trained), 2, dtype=torch.int64, device=self._device)
         self._until = number + 1
         self._hooks: list[RemovableHandle] = [
             model.register_forward_pre_hook(self._before, with_kwargs=True),
             model.register_forward_hook(self._after, with_kwargs=True),
         ]
-        for row, (_, parameter) in enumerate(trained, len(BESIDE)):
+        for row, parameter in enumerate(trained.values(), len(BESIDE)):
             self._hooks.append(parameter.register_hook(partial(self._gradient, row)))
 
     def end(self) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from plumbline.data import disk
-from plumbline.data.damage import DamagedFileError, reading
+from plumbline.data.damage import DamagedFileError, read_object, reading
 from plumbline.data.disk import move
 from plumbline.launcher.runtime.system import files
 from plumbline.launcher.runtime.system.files import (
@@ -18,7 +18,6 @@ from plumbline.launcher.runtime.system.files import (
     one_at_a_time,
     read_json_lines,
     read_key,
-    read_object,
     write_json_lines,
     write_whole,
 )
