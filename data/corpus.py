@@ -26,7 +26,7 @@ from plumbline.data.paths import is_url
 from plumbline.data.remote.cache import Cache, CacheConfig
 from plumbline.data.remote.folder import RemoteFolder
 from plumbline.data.remote.piece import Piece
-from plumbline.data.shards import Shards, Tokens, pieces_of
+from plumbline.data.shards import Shards, Tokens, remote_pieces_of
 from plumbline.data.streams import Rows, Window
 from plumbline.data.workspace import restore
 
@@ -98,9 +98,9 @@ class Split:
         begins = self.indexed.document_starts(start, start + len(tokens) - 1) - start
         return Window(tokens[:-1], tokens[1:], begins)
 
-    def pieces(self, number: int, length: int) -> list[Piece]:
+    def remote_pieces(self, number: int, length: int) -> list[Piece]:
         """Return the pieces to fetch before window `number` can be read, in order; none for a local corpus."""
-        return pieces_of(self.indexed, number * length, number * length + length + 1)
+        return remote_pieces_of(self.indexed, number * length, number * length + length + 1)
 
     def fill(self, rows: Rows, where: Int64s, numbers: Int64s) -> None:
         """Write windows into rows of a batch."""

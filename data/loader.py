@@ -126,7 +126,8 @@ class TrainBatches:
                     yield from steps
             return
         cache = Cache(self.config.cache)
-        with contextlib.closing(Ahead(cache, lambda step: self.pieces(skipped.data_step(step)), stop_step)) as ahead:
+        ahead = Ahead(cache, lambda step: self.remote_pieces(skipped.data_step(step)), stop_step)
+        with contextlib.closing(ahead):
             lock = threading.Lock()  # guards `ahead`, which the threads advance in turn
             fetched = (partial(_fetched, ahead, lock, step, task) for step, task in enumerate(tasks, start_step))
             with contextlib.closing(prefetch(fetched, self.config.reader_threads)) as groups:
@@ -180,14 +181,14 @@ class TrainBatches:
         batches = iter(split(rows if self._gpu is None else pinned(rows, self._gpu), self.micro_batch))
         return [list(islice(batches, len(each))) for each in samples]
 
-    def pieces(self, step: int) -> list[Piece]:
+    def remote_pieces(self, step: int) -> list[Piece]:
         """Return the pieces that this rank must fetch to read step `step`, in order; local sources need none."""
         located = self.order.locate(self._samples(step))
         return [
             piece
             for source, window in zip(located.source.flat, located.window.flat, strict=True)
             if isinstance(stream := self._streams[source], Split | PackedSplit)
-            for piece in stream.pieces(int(window), self.config.sequence_length)
+            for piece in stream.remote_pieces(int(window), self.config.sequence_length)
         ]
 
     def describe_memory(self) -> str:

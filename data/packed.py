@@ -27,7 +27,7 @@ from plumbline.data.packing import packed_blocks
 from plumbline.data.paths import user_cache
 from plumbline.data.remote.fetch import RemoteError
 from plumbline.data.remote.piece import Piece
-from plumbline.data.shards import pieces_of
+from plumbline.data.shards import remote_pieces_of
 from plumbline.data.streams import Rows, Window
 from plumbline.data.workspace import FolderKind, new_folder
 
@@ -137,12 +137,14 @@ class PackedSplit:
         found: list[int] = np.unique(np.searchsorted(self.windows, pieces, side="right") - 1).tolist()
         return found
 
-    def pieces(self, number: int, length: int) -> list[Piece]:
+    def remote_pieces(self, number: int, length: int) -> list[Piece]:
         """Return the pieces to fetch before window `number` can be read, in order; none for a local corpus."""
         assert length == self.facts.length
         its = slice(int(self.windows[number]), int(self.windows[number + 1]))
         spans = zip(self.starts[its].tolist(), self.lengths[its].tolist(), strict=True)
-        return [piece for start, size in spans for piece in pieces_of(self.split.indexed, start, start + size + 1)]
+        return [
+            piece for start, size in spans for piece in remote_pieces_of(self.split.indexed, start, start + size + 1)
+        ]
 
     def bits_per_byte(self, loss: float) -> float | None:
         """Return a loss in nats per token as bits per byte of source text, or None if the bytes are unknown."""

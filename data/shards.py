@@ -103,11 +103,13 @@ class Shards:
         order = np.argsort(np.concatenate(which), kind="stable")  # stable: shards, and starts within each, are in order
         return np.concatenate(which)[order], np.concatenate(found)[order]
 
-    def pieces(self, start: int, stop: int) -> list[Piece]:
+    def remote_pieces(self, start: int, stop: int) -> list[Piece]:
         """Return the pieces to fetch before tokens [start, stop) can be read, in order."""
         spans = self._spans(np.array([start]), np.array([stop]))
         bounds = zip(spans.shard.tolist(), spans.first.tolist(), spans.last.tolist(), strict=True)
-        return [piece for number, first, last in bounds for piece in pieces_of(_opened(self, number), first, last)]
+        return [
+            piece for number, first, last in bounds for piece in remote_pieces_of(_opened(self, number), first, last)
+        ]
 
     def _spans(self, starts: Int64s, stops: Int64s) -> "_Spans":
         """Cut n ranges of tokens at shard boundaries; anything beyond the last shard is left out."""
@@ -171,6 +173,6 @@ def _opened(shards: Shards, number: int) -> Tokens:
     return _kept()(shards, number)
 
 
-def pieces_of(tokens: Tokens, start: int, stop: int) -> list[Piece]:
+def remote_pieces_of(tokens: Tokens, start: int, stop: int) -> list[Piece]:
     """Return the pieces to fetch before tokens [start, stop) can be read: none for a local stream."""
-    return tokens.pieces(start, stop) if isinstance(tokens, Shards | RemoteTokens) else []
+    return tokens.remote_pieces(start, stop) if isinstance(tokens, Shards | RemoteTokens) else []

@@ -1,10 +1,10 @@
-"""Map steps to data when windows of the data are left out, to step over samples that broke a run."""
+"""Map steps to data when ranges of the data are left out, to step over samples that broke a run."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-Window = tuple[int, int]
+StepRange = tuple[int, int]
 """[first, stop) of data steps."""
 
 
@@ -15,18 +15,18 @@ class SkippedData:
     Each step takes the next data step that is not left out, so the order of data stays a pure function of the step.
     """
 
-    windows: tuple[Window, ...] = ()
+    ranges: tuple[StepRange, ...] = ()
     """What is left out: sorted, disjoint and not adjacent, as `of` makes them."""
 
     @classmethod
-    def of(cls, windows: Iterable[Window]) -> "SkippedData":
-        """Return an object that leaves out some windows, in any order, which may overlap.
+    def of(cls, ranges: Iterable[StepRange]) -> "SkippedData":
+        """Return an object that leaves out some ranges, in any order, which may overlap.
 
         Raises:
-            ValueError: one is not a window.
+            ValueError: one is not a range.
         """
-        joined: list[Window] = []
-        for first, stop in sorted(windows):
+        joined: list[StepRange] = []
+        for first, stop in sorted(ranges):
             if not 0 <= first < stop:
                 raise ValueError(f"skipped data [{first}, {stop}): expected 0 <= first < stop")
             if joined and first <= joined[-1][1]:
@@ -36,27 +36,27 @@ class SkippedData:
         return cls(tuple(joined))
 
     @classmethod
-    def from_json(cls, windows: Any) -> "SkippedData":
+    def from_json(cls, ranges: Any) -> "SkippedData":
         """Return an object that leaves out a list of pairs of integers.
 
         Raises:
             ValueError: it is not such a list.
         """
         try:
-            pairs = [(first, stop) for first, stop in windows]
+            pairs = [(first, stop) for first, stop in ranges]
         except (TypeError, ValueError) as error:
-            raise ValueError(f"skipped data {windows!r}: expected a list of pairs of data steps") from error
+            raise ValueError(f"skipped data {ranges!r}: expected a list of pairs of data steps") from error
         if not all(type(number) is int for pair in pairs for number in pair):
-            raise ValueError(f"skipped data {windows!r}: expected whole numbers")
+            raise ValueError(f"skipped data {ranges!r}: expected whole numbers")
         return cls.of(pairs)
 
     def __or__(self, other: "SkippedData") -> "SkippedData":
-        """Return an object that leaves out the windows of both."""
-        return self.of([*self.windows, *other.windows])
+        """Return an object that leaves out the ranges of both."""
+        return self.of([*self.ranges, *other.ranges])
 
     def data_step(self, step: int) -> int:
         """Return the data step that step `step` (from 0) takes."""
-        for first, stop in self.windows:
+        for first, stop in self.ranges:
             if step < first:
                 break
             step += stop - first
@@ -65,7 +65,7 @@ class SkippedData:
     def step_of(self, data_step: int) -> int | None:
         """Return the step (from 0) that takes a data step, or None if it is left out."""
         before = 0
-        for first, stop in self.windows:
+        for first, stop in self.ranges:
             if data_step < first:
                 break
             if data_step < stop:

@@ -81,7 +81,7 @@ class RemoteTokens:
         """Return the `document_starts` of n ranges, concatenated, preceded by the number of each one's range."""
         return starts_within(self._open().first_bytes, first, last, self._itemsize)
 
-    def pieces(self, start: int, stop: int) -> list[Piece]:
+    def remote_pieces(self, start: int, stop: int) -> list[Piece]:
         """Return the pieces needed to read tokens [start, stop) and their document starts, in order."""
         size = self._itemsize
         return [self.index_piece, *self._tokens.covering(start * size, min(stop, len(self)) * size)]

@@ -349,9 +349,9 @@ def test_index_and_tokens_of_other_pairs_are_told_apart(sharded: Path, tmp_path:
 def test_coming_steps_are_fetched_ahead_in_their_order(blocky: Path, tmp_path: Path) -> None:
     with serve(blocky.parent) as running:
         batches = TrainBatches(config(f"{running.url}/blocky", tmp_path / "cache", batch=1), seed=3)
-        wanted = list(dict.fromkeys(piece.key for step in range(40) for piece in batches.pieces(step)))
+        wanted = list(dict.fromkeys(piece.key for step in range(40) for piece in batches.remote_pieces(step)))
         running.behaviour = lambda path, _: "slow" if path.endswith(".bin") else "well"
-        with contextlib.closing(Ahead(Cache(batches.config.cache), batches.pieces, 40)) as coming:
+        with contextlib.closing(Ahead(Cache(batches.config.cache), batches.remote_pieces, 40)) as coming:
             coming.reach(0)
             until = time.monotonic() + PATIENCE
             while len(list((tmp_path / "cache" / "pieces").glob("*[0-9]"))) < len(wanted):

@@ -112,7 +112,7 @@ def test_it_goes_back_and_leaves_out_what_broke_it(whole: Callable[[], Run]) -> 
     state = read_state(run.folder / "checkpoints" / f"step_{STEPS:08d}")
     assert state.skipped == SkippedData.of([(12, 14), (20, 25)])
     assert (state.samples, state.tokens) == (8 * STEPS, 256 * STEPS), "the schedule goes by what was trained on"
-    assert read_state(run.folder / "checkpoints" / "step_00000010").skipped.windows == ()
+    assert read_state(run.folder / "checkpoints" / "step_00000010").skipped.ranges == ()
     (attempt,) = read_attempts(run.folder)
     assert attempt.exit_code == 0
     assert total([attempt])["lost"] > 0
@@ -260,10 +260,10 @@ def test_a_checkpoint_alone_knows_what_is_left_out(attempt: Callable[..., Any]) 
     """As for a branch, which has a run folder of its own."""
     run, _ = attempt([(64, 72, "inf")])
     (run.folder / INTERVENTIONS).unlink()
-    assert SeenRun(run.folder).skipped.windows == ((8, 9),)
+    assert SeenRun(run.folder).skipped.ranges == ((8, 9),)
     longer, _ = attempt([(64, 72, "inf")], "train.steps=14")
     assert read_interventions(longer.folder) == []
-    assert read_state(longer.folder / "checkpoints" / "step_00000014").skipped.windows == ((8, 9),)
+    assert read_state(longer.folder / "checkpoints" / "step_00000014").skipped.ranges == ((8, 9),)
 
 
 def test_without_a_checkpoint_before_it_ends(attempt: Callable[..., Any], tmp_path: Path) -> None:

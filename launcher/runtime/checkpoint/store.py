@@ -117,7 +117,7 @@ class TrainState:
 
     def to_json(self) -> dict[str, Any]:
         """Return the object of state.json."""
-        return {**self.facts, "skipped": self.skipped.windows, "guards": self.guards}
+        return {**self.facts, "skipped": self.skipped.ranges, "guards": self.guards}
 
     @classmethod
     def from_json(cls, item: dict[str, Any]) -> "TrainState":

@@ -11,7 +11,7 @@ from typing import Any
 
 from plumbline.data.damage import DamagedFileError
 from plumbline.data.disk import is_there
-from plumbline.data.skipped import SkippedData, Window
+from plumbline.data.skipped import SkippedData, StepRange
 from plumbline.launcher.runtime.system.files import from_keys, read_json_lines, remove_leftovers, write_json_lines
 
 INTERVENTIONS = "interventions.jsonl"
@@ -32,7 +32,7 @@ class Intervention:
     last_step: int
     back_to: int
     """Step of the checkpoint."""
-    skipped: Window
+    skipped: StepRange
     """[first, stop) of the data steps that are skipped from then on, counted from 0."""
 
     def __str__(self) -> str:
@@ -76,7 +76,7 @@ def skipped_in(made: list[Intervention]) -> SkippedData:
 
 def _parse(item: dict[str, Any], place: str) -> Intervention:
     try:
-        (window,) = SkippedData.from_json([item["skipped"]]).windows
-        return from_keys(Intervention, {**item, "skipped": window})
+        (skipped,) = SkippedData.from_json([item["skipped"]]).ranges
+        return from_keys(Intervention, {**item, "skipped": skipped})
     except (KeyError, ValueError) as error:
         raise DamagedFileError(f"{place}: no intervention ({error}); correct or remove the line") from error

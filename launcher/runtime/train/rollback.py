@@ -51,7 +51,7 @@ class Rollbacks:
         self._config, self._plan, self._inputs, self._world, self._local = config, plan, inputs, world, local
         self._folder, self._most = config.run.folder, config.guards.max_rollbacks
         self.made = from_main(lambda: read_interventions(self._folder), world)
-        if self.skipped.windows and (problem := self._cannot_skip(self.skipped)):
+        if self.skipped.ranges and (problem := self._cannot_skip(self.skipped)):
             raise ConfigError(f"{self._folder / INTERVENTIONS}: {problem}; remove the file to train on all data")
 
     @property
@@ -71,8 +71,8 @@ class Rollbacks:
             TrainingError: the run cannot go back.
             UnsavedError: the run folder cannot be written.
         """
-        window = skipped.data_step(asked.first - 1), skipped.data_step(asked.last - 1) + 1
-        problem, root = self._refusal(skipped | SkippedData((window,))), self._folder / "checkpoints"
+        left_out = skipped.data_step(asked.first - 1), skipped.data_step(asked.last - 1) + 1
+        problem, root = self._refusal(skipped | SkippedData((left_out,))), self._folder / "checkpoints"
         found = None if problem else self._find(root, asked.first, heartbeat)
         if found is None:
             problem = problem or f"there is no whole checkpoint of a step before {asked.first}"
@@ -87,7 +87,7 @@ class Rollbacks:
             first_step=asked.first,
             last_step=asked.last,
             back_to=step,
-            skipped=window,
+            skipped=left_out,
         )
         self.made.append(made)
         if self._local is not None:
@@ -123,10 +123,10 @@ class Rollbacks:
         A step then takes the data of a later one, which has another size during the warm-up of the batch size.
         """
         warmed_up = self._plan.batch_plan.stages[-1].first_step
-        if skipped.windows[0][0] < warmed_up:
+        if skipped.ranges[0][0] < warmed_up:
             return f"no data is left out before step {warmed_up}, where the warm-up of the batch size ends"
         try:
             self._inputs.train.check_epochs(skipped.data_step(self._plan.total_steps - 1) + 1)
         except ValueError as error:
-            return f"without data of {len(skipped.windows)} window(s) there is too little: {error}"
+            return f"without data of {len(skipped.ranges)} window(s) there is too little: {error}"
         return None
