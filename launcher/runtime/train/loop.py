@@ -162,11 +162,13 @@ class Trainer:
                 observer = self._observer(micro_batches[0])
                 self.guards.before_step(self.state.step + 1, len(micro_batches))
                 observers: list[UpdateObserver] = [self.guards, *([] if observer is None else [observer])]
-                made = self.engine.train_step(micro_batches, self.state.step, lr, observers, lambda: bool(self.stop))
+                under_way = self.engine.train_step(
+                    micro_batches, self.state.step, lr, observers, lambda: bool(self.stop)
+                )
                 self.chain.feed(micro_batches)
                 with record_function("step: read the one before"):
                     self._read_last_step()  # while the device makes this one
-                self._advance(made, lr)
+                self._advance(under_way, lr)
                 profiler.after_step(self.state.step)
                 if observer is not None:
                     self._log_beside(observer.record())
@@ -217,13 +219,13 @@ class Trainer:
         if self.local is not None:
             self.local.clear()  # the run folder has the last step by now
 
-    def _advance(self, reports: StepUnderWay, lr: float) -> None:
+    def _advance(self, under_way: StepUnderWay, lr: float) -> None:
         """Move to the next step, whose results are not known yet."""
         batches, step = self.plan.batch_plan, self.state.step + 1
         samples, tokens = batches.samples_before(step), batches.tokens_before(step)
         self.state = replace(self.state, step=step, samples=samples, tokens=tokens)
         self.status.reached(step, tokens)
-        self._unread = MadeStep(step, tokens, lr, self.status.ledger.read(), reports)
+        self._unread = MadeStep(step, tokens, lr, self.status.ledger.read(), under_way)
         garbage.collect(step)
 
     def _read_last_step(self) -> None:
@@ -234,7 +236,7 @@ class Trainer:
         if self._unread is None:
             return
         made, self._unread = self._unread, None
-        result = made.reports.result
+        result = made.under_way.result
         self._stopping = self._stopping or result.flagged
         self.chain.after_step(made.step, result)
         self.guards.after_step(made.step, result)

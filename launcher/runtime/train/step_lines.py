@@ -23,7 +23,7 @@ class MadeStep:
     lr: float
     spent: Mapping[str, float]
     """Seconds of this process up to the end of the step, by bucket of the ledger."""
-    reports: StepUnderWay
+    under_way: StepUnderWay
 
 
 class StepLines:
