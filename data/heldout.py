@@ -132,10 +132,8 @@ def as_before(rule: HeldOut) -> HeldOut:
     of them, wherever that was. A document at that one place is treated as before; everything else follows the requested
     threshold.
     """
-    asked, single = (
-        threshold_of(rule.fraction),
-        rule.cut_above < 0,
-    )  # `single`: one document, cut whatever its size
+    asked = threshold_of(rule.fraction)
+    single = rule.cut_above < 0  # one document, cut whatever its size
     beside = rule.threshold - 1 if single or rule.threshold > asked else rule.threshold
     return replace(
         rule,

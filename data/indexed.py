@@ -42,6 +42,8 @@ DTYPES: dict[int, type[np.integer[Any]]] = {  # Megatron's codes; 6 and 7 are fl
     8: np.uint16,
 }
 
+AT_ONCE = 2**20
+"""Entries of an index that are checked at a time, since an index may be large."""
 MANY = 16
 """Fewest ranges that are searched together: below that it is not worth the memory if they lie in many files."""
 LONGEST_SEQUENCE = 2**31 - 1
@@ -198,12 +200,12 @@ def open_index(file: BinaryIO, name: str | Path, identity: bool | None = None, *
 
 
 def _check_pointers(lengths: npt.NDArray[Any], pointers: Int64s, itemsize: int, name: str | Path) -> None:
-    """Refuse sequences that are not contiguous; works in blocks, since an index may be large."""
-    at, block = 0, 2**20
-    for start in range(0, len(lengths), block):
-        sizes = lengths[start : start + block].astype(np.int64) * itemsize
+    """Refuse sequences that are not contiguous."""
+    at = 0
+    for start in range(0, len(lengths), AT_ONCE):
+        sizes = lengths[start : start + AT_ONCE].astype(np.int64) * itemsize
         ends = at + np.cumsum(sizes)
-        wrong = np.flatnonzero((pointers[start : start + block] != ends - sizes) | (sizes < 0))
+        wrong = np.flatnonzero((pointers[start : start + AT_ONCE] != ends - sizes) | (sizes < 0))
         if wrong.size:
             number = start + int(wrong[0])
             raise DamagedFileError(
@@ -213,10 +215,10 @@ def _check_pointers(lengths: npt.NDArray[Any], pointers: Int64s, itemsize: int, 
         at = int(ends[-1])
 
 
-def _check_documents(documents: npt.NDArray[np.int64], name: str | Path, block: int = 2**20) -> None:
-    """Refuse document indices that go back; works in blocks, since an index may be large."""
-    for start in range(0, len(documents) - 1, block):
-        some = documents[start : start + block + 1]
+def _check_documents(documents: npt.NDArray[np.int64], name: str | Path) -> None:
+    """Refuse document indices that go back."""
+    for start in range(0, len(documents) - 1, AT_ONCE):
+        some = documents[start : start + AT_ONCE + 1]
         wrong = np.flatnonzero(np.diff(some) < 0)
         if wrong.size:
             number = int(wrong[0])
@@ -226,8 +228,8 @@ def _check_documents(documents: npt.NDArray[np.int64], name: str | Path, block: 
             )
 
 
-def _counts_by_one(documents: npt.NDArray[np.int64], block: int = 2**20) -> bool:
-    """Return whether each number is one more than the one before; works in blocks, since an index may be large."""
+def _counts_by_one(documents: npt.NDArray[np.int64], block: int = AT_ONCE) -> bool:
+    """Return whether each number is one more than the one before; works in blocks of numbers."""
     starts = range(0, len(documents) - 1, block)
     return all(bool((np.diff(documents[start : start + block + 1]) == 1).all()) for start in starts)
 

@@ -14,7 +14,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from plumbline.launcher.runtime.config.parse import parse_config
+from plumbline.launcher.runtime.config.parse import parse
+from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.models.open import LoadedModel
 from plumbline.model.combinations import check_model
 from plumbline.model.config import ModelConfig
@@ -156,7 +157,7 @@ def loaded(model: CausalLM, folder: Path) -> LoadedModel:
         "optimizer": {"lr": 0.01},
         "train": {"steps": 10},
     }
-    config = parse_config(values, source="test")
+    config = parse(Config, values, source="test")
     return LoadedModel(model, folder / "checkpoints" / "step_00000010", None, config, 10, 160)
 
 

@@ -33,15 +33,6 @@ def parse(schema: type[Schema], values: Any, source: str) -> Schema:
         raise _refusal(error.errors(), schema, source) from error
 
 
-def parse_config(values: Any, source: str) -> Config:
-    """Return the configuration of a run that complete plain values describe.
-
-    Raises:
-        ConfigError: names every problem, one for each line, with `source` in front.
-    """
-    return parse(Config, values, source)
-
-
 def check_written(values: dict[str, Any], source: str) -> None:
     """Refuse invalid values; those that a corpus or an initial model determines may be missing.
 

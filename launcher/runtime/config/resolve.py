@@ -12,12 +12,7 @@ from plumbline.data.manifest import MANIFEST
 from plumbline.data.paths import is_url
 from plumbline.data.remote.fetch import RemoteError
 from plumbline.launcher.runtime.config.errors import ConfigError
-from plumbline.launcher.runtime.config.parse import (
-    check_written,
-    parse_config,
-    takes_shape_from_stock,
-    with_whole_numbers,
-)
+from plumbline.launcher.runtime.config.parse import check_written, parse, takes_shape_from_stock, with_whole_numbers
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.config.stock import section_of
 
@@ -45,7 +40,7 @@ def resolve(values: dict[str, Any], source: str) -> Config:
         model, source = {**section_of(spec), **model}, f"{source}, with the model of {spec}"
     if model.get("vocab_size") is None:
         model = {**model, "vocab_size": vocab_size(DataConfig.model_validate(values["data"]))}
-    return parse_config({**values, "model": model}, source)
+    return parse(Config, {**values, "model": model}, source)
 
 
 def vocab_size(data: DataConfig) -> int:

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from plumbline.launcher.runtime.config.errors import ConfigError
-from plumbline.launcher.runtime.config.parse import parse_config
+from plumbline.launcher.runtime.config.parse import parse
+from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.sweep.cells import Cell, distinct, expand
 from plumbline.launcher.runtime.sweep.config import SweepConfig, load_sweep, parse_sweep
 from plumbline.launcher.runtime.sweep.result import RunOutcome, read_rows
@@ -95,6 +96,6 @@ def load_plan(path: Path) -> Plan:
         sweep, runs = document["sweep"], document["runs"]
     except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{path}: cannot be read as the plan of a sweep: {error}") from error
-    cells = [Cell(labels, parse_config(config, str(path))) for labels, config in given]
+    cells = [Cell(labels, parse(Config, config, str(path))) for labels, config in given]
     first = {cell.signature: cell for cell in reversed(cells)}
     return Plan(parse_sweep(sweep, str(path)), cells, [first[signature] for signature in runs])

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from plumbline.launcher.runtime.config.parse import parse_config
+from plumbline.launcher.runtime.config.parse import parse
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.model.objectives.objective import Losses
 from plumbline.model.parameterization.rows import ParameterRow
@@ -241,7 +241,7 @@ def configuration(case: Case, ranks: int) -> Config:
         "deepspeed": {"precision": case.precision, "zero_stage": case.stage, "bucket_size": case.bucket,
                       "offload_optimizer": case.offload},
     }  # fmt: skip
-    return parse_config(values, "certificate")
+    return parse(Config, values, "certificate")
 
 
 def learning_rate(step: int) -> float:

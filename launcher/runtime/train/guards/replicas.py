@@ -69,10 +69,8 @@ class Replicas(Guard):
         ranks: list[list[tuple[int, ...]]] = [
             [tuple(pair) for pair in rank] for rank in gather_rows(sums, engine.world).tolist()
         ]
-        found, hosts = (
-            differing([*names, "counts of steps and rates"], ranks),
-            gather_objects(node_name(), engine.world),
-        )
+        found = differing([*names, "counts of steps and rates"], ranks)
+        hosts = gather_objects(node_name(), engine.world)
         message = (
             f"step {step}: {describe(found, hosts)}: they train different models; the last checkpoint is from before."
         )

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.identity import differences
 from plumbline.launcher.runtime.config.load import load_config, save_config
-from plumbline.launcher.runtime.config.parse import parse_config
+from plumbline.launcher.runtime.config.parse import parse
 from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.config.remarks import cautions
 from plumbline.launcher.runtime.config.schema import Config
@@ -291,7 +291,7 @@ def test_no_float_may_be_nan_or_infinite() -> None:
             for part in reversed(place):
                 values = [values] if part == 0 else {part: values}
             with pytest.raises(ConfigError) as caught:
-                parse_config(values, source="here")
+                parse(Config, values, source="here")
             line = f"  {'.'.join(map(str, place))} = {value}: a finite number is expected"
             assert str(caught.value).splitlines() == ["here: 1 problem(s) in the configuration", line]
 

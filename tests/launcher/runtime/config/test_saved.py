@@ -7,7 +7,7 @@ from pydantic import BaseModel
 
 from plumbline.launcher.runtime.config.identity import differences
 from plumbline.launcher.runtime.config.load import load_config, save_config
-from plumbline.launcher.runtime.config.parse import parse_config
+from plumbline.launcher.runtime.config.parse import parse
 from plumbline.launcher.runtime.config.schema import Config
 
 AWKWARD = [
@@ -31,7 +31,7 @@ def test_a_saved_configuration_loads_to_an_equal_one(tiny_config: Path, tmp_path
     values = load_config(tiny_config, []).model_dump()
     values["train"]["sample_prompts"] = AWKWARD
     values["optimizer"] |= {"lr": 1e-3 / 3, "eps": 1e-30}
-    config = parse_config(values, source="here")
+    config = parse(Config, values, source="here")
     save_config(config, tmp_path / "saved.yaml")
     loaded = load_config(tmp_path / "saved.yaml", [])
     assert loaded.train.sample_prompts == AWKWARD

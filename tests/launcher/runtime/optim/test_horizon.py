@@ -7,9 +7,10 @@ import pytest
 from pydantic import ValidationError
 
 from plumbline.launcher.runtime.config.errors import ConfigError
-from plumbline.launcher.runtime.config.parse import parse_config
+from plumbline.launcher.runtime.config.parse import parse
 from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.config.remarks import describe_settings
+from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.optim.horizon import HorizonConfig, scale_settings
 from plumbline.launcher.runtime.optim.optimizer import OptimizerConfig
 from plumbline.model.config import ModelConfig
@@ -128,7 +129,7 @@ def config_values(**horizon: Any) -> dict[str, Any]:
 
 
 def test_a_run_scales_with_its_own_batch_and_tokens() -> None:
-    config = parse_config(config_values(rule="complete_dp", base_batch_tokens=32, base_tokens=32 * 50), "test")
+    config = parse(Config, config_values(rule="complete_dp", base_batch_tokens=32, base_tokens=32 * 50), "test")
     assert plan_run(config).settings.lr == pytest.approx(0.005)  # m_B 1, m_D 4
     rows = plan_run(config).rows
     matrix = next(row for row in rows if row.role == "hidden_matrix")
@@ -137,21 +138,21 @@ def test_a_run_scales_with_its_own_batch_and_tokens() -> None:
 
 
 def test_a_batch_that_no_beta_can_follow_is_refused_before_anything_runs() -> None:
-    config = parse_config(config_values(rule="complete_dp", base_batch_tokens=2, base_tokens=32 * 200), "test")
+    config = parse(Config, config_values(rule="complete_dp", base_batch_tokens=2, base_tokens=32 * 200), "test")
     with pytest.raises(ConfigError, match=r"beta 0\.9 into -0\.6 at m_B / m_D = 16: the batch is too large"):
         plan_run(config)
 
 
 def test_what_the_horizon_made_of_the_settings_is_told() -> None:
-    plain = parse_config(config_values(), "test")
+    plain = parse(Config, config_values(), "test")
     assert describe_settings(plain, plan_run(plain)) == "lr 0.01, weight decay 0.1, eps 1e-08, betas 0.9/0.95"
-    ruled = parse_config(config_values(rule="complete_dp", base_batch_tokens=32, base_tokens=32 * 50), "test")
+    ruled = parse(Config, config_values(rule="complete_dp", base_batch_tokens=32, base_tokens=32 * 50), "test")
     assert describe_settings(ruled, plan_run(ruled)) == (
         "lr 0.005, weight decay 0.05, eps 2e-08, betas 0.975/0.9875; "
         "horizon complete_dp: from lr 0.01, weight decay 0.1, eps 1e-08, betas 0.9/0.95"
     )
-    constant = parse_config(config_values(tau=0.2), "test")
+    constant = parse(Config, config_values(tau=0.2), "test")
     assert "horizon none, tau 0.2: from lr 0.01, " in describe_settings(constant, plan_run(constant))
-    grown = parse_config(config_values(tau=0.2, tau_exponent=-0.5, base_tokens_per_parameter=20), "test")
+    grown = parse(Config, config_values(tau=0.2, tau_exponent=-0.5, base_tokens_per_parameter=20), "test")
     told = describe_settings(grown, plan_run(grown))
     assert "horizon none, tau 0.2 at 20 tokens per parameter: from lr 0.01, " in told, "and that of this run is another"

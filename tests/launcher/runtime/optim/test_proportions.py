@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
-from plumbline.launcher.runtime.config.parse import parse_config
+from plumbline.launcher.runtime.config.parse import parse
 from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.config.remarks import cautions
+from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.optim.proportions import Proportions, best_batch_tokens, best_tau
 
 USUAL = Proportions(tokens=8_000_000_000, batch_tokens=400_000, tokens_per_parameter=20.0, tau=0.22, warmup_share=0.05)
@@ -64,42 +65,42 @@ TEXT = {"path": "nowhere"}
 
 
 def test_a_plan_has_the_proportions_of_its_run() -> None:
-    config = parse_config(values(TEXT, optimizer={"lr": 0.01, "weight_decay": 0.5}), "test")
+    config = parse(Config, values(TEXT, optimizer={"lr": 0.01, "weight_decay": 0.5}), "test")
     plan = plan_run(config)
     parts, per_parameter = plan.proportions, 6400 / sum(row.count for row in plan.rows)
     assert (parts.tokens, parts.batch_tokens, parts.warmup_share) == (6400, 32, 0.05)
     assert parts.tokens_per_parameter == per_parameter
     assert parts.tau == pytest.approx(1 / (0.01 * 0.5 * 200))
     assert str(parts) == f"tau 1, warm-up 5.00% of the steps, {per_parameter:.3g} tokens per parameter"
-    none = plan_run(parse_config(values(TEXT, optimizer={"lr": 0.01, "weight_decay": 0.0}), "test"))
+    none = plan_run(parse(Config, values(TEXT, optimizer={"lr": 0.01, "weight_decay": 0.0}), "test"))
     assert none.proportions.tau is None
     assert str(none.proportions).startswith("no weight decay, ")
 
 
 def test_a_run_on_synthetic_tasks_alone_hears_nothing_of_ranges_for_text() -> None:
-    text = parse_config(values(TEXT), "test")
+    text = parse(Config, values(TEXT), "test")
     (caution,) = cautions(text, plan_run(text))
     assert "tokens per parameter" in caution
-    task = parse_config(values({"task": {"name": "retrieval", "pairs": 2}}), "test")
+    task = parse(Config, values({"task": {"name": "retrieval", "pairs": 2}}), "test")
     assert list(cautions(task, plan_run(task))) == []
 
 
 def test_what_an_objective_warns_of_is_told() -> None:
     task = {"task": {"name": "retrieval", "pairs": 2}}
     fixed = {"name": "latent_lookahead", "growth": "fixed"}
-    config = parse_config(values(task, objective={**fixed, "detach_states": True}), "test")
+    config = parse(Config, values(task, objective={**fixed, "detach_states": True}), "test")
     (caution,) = cautions(config, plan_run(config))
     assert "objective.growth = fixed with detach_states = true: no gradient reaches" in caution
-    kept = parse_config(values(task, objective=fixed), "test")
+    kept = parse(Config, values(task, objective=fixed), "test")
     assert list(cautions(kept, plan_run(kept))) == []
 
 
 def test_a_weight_decay_that_tau_overrides_is_told() -> None:
     task = {"task": {"name": "retrieval", "pairs": 2}}
-    config = parse_config(values(task, optimizer={"lr": 0.01, "weight_decay": 0.2}, horizon={"tau": 0.2}), "test")
+    config = parse(Config, values(task, optimizer={"lr": 0.01, "weight_decay": 0.2}, horizon={"tau": 0.2}), "test")
     (caution,) = cautions(config, plan_run(config))
     assert "optimizer.weight_decay = 0.2 has no effect: horizon.tau = 0.2 sets the decay" in caution
-    kept = parse_config(values(task, horizon={"tau": 0.2}), "test")
+    kept = parse(Config, values(task, horizon={"tau": 0.2}), "test")
     assert list(cautions(kept, plan_run(kept))) == []
 
 
@@ -131,23 +132,23 @@ def test_a_weight_decay_that_tau_overrides_is_told() -> None:
     ],
 )
 def test_keys_without_effect_are_told(changes: dict[str, Any], words: str) -> None:
-    config = parse_config(values({"task": {"name": "retrieval", "pairs": 2}}, **changes), "test")
+    config = parse(Config, values({"task": {"name": "retrieval", "pairs": 2}}, **changes), "test")
     assert words in list(cautions(config, plan_run(config)))
 
 
 def test_keys_with_effect_are_not_told() -> None:
     rule = {"rule": "power_law", "base_tokens": 9, "base_batch_tokens": 9, "lr_batch_exponent": 0.4}
     phases = {"decay": "50%", "cooldown": "square", "final_lr_fraction": 0.1}
-    config = parse_config(values({"task": {"name": "retrieval", "pairs": 2}}, horizon=rule, schedule=phases), "test")
+    config = parse(Config, values({"task": {"name": "retrieval", "pairs": 2}}, horizon=rule, schedule=phases), "test")
     assert list(cautions(config, plan_run(config))) == []
 
 
 def test_a_watchdog_that_torch_would_be_ahead_of_is_told() -> None:
     task = {"task": {"name": "retrieval", "pairs": 2}}
-    config = parse_config(values(task, train={"steps": 10, "hang_minutes": 30.0}), "test")
+    config = parse(Config, values(task, train={"steps": 10, "hang_minutes": 30.0}), "test")
     (caution,) = cautions(config, plan_run(config))
     assert "train.hang_minutes = 30 is not below deepspeed.timeout_minutes = 30" in caution
     assert caution.endswith("set deepspeed.timeout_minutes=45")
     for minutes in (29.0, None):
-        kept = parse_config(values(task, train={"steps": 10, "hang_minutes": minutes}), "test")
+        kept = parse(Config, values(task, train={"steps": 10, "hang_minutes": minutes}), "test")
         assert list(cautions(kept, plan_run(kept))) == []

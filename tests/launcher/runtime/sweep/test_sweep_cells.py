@@ -11,7 +11,8 @@ import yaml
 from plumbline.launcher.runtime.commands import cli
 from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.load import load_config
-from plumbline.launcher.runtime.config.parse import parse_config
+from plumbline.launcher.runtime.config.parse import parse
+from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.sweep.cells import Cell, _signature, distinct
 from plumbline.launcher.runtime.sweep.config import load_sweep
 from plumbline.launcher.runtime.sweep.plan import Plan, load_plan, make_plan, save_plan
@@ -333,4 +334,4 @@ def test_runs_made_when_a_duration_had_a_key_for_each_unit_are_still_known(
         "schedule": schedule,
         "train": {"steps": 10},
     }
-    assert _signature(parse_config(values, "here"), {"seed": 1, "effect": {}, "corpora": {}}) == signature
+    assert _signature(parse(Config, values, "here"), {"seed": 1, "effect": {}, "corpora": {}}) == signature
