@@ -7,6 +7,7 @@ run.
 """
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
@@ -82,7 +83,7 @@ def expand(sweep: SweepConfig, base: Path, overrides: list[str]) -> list[Cell]:
         for labels, values in _points(grid):
             given = [*_as_overrides({**sweep.set, "run.name": "cell"}), *overrides, *_as_overrides(values)]
             try:
-                config = load_config(base, given)
+                config = load_config(base, _outer_first(given))
                 corpora = _open(config, sweep.how).fingerprints
             except ValueError as error:
                 raise ConfigError(f"cell {_text(labels)}: {error}") from error
@@ -145,6 +146,11 @@ def _as_overrides(values: Values) -> list[str]:
         if "=" in str(key):
             raise ConfigError(f"{key}: not a key; a sweep's file gives keys and values, as {{optimizer.lr: 0.001}}")
     return [f"{key}={json.dumps(escape(value))}" for key, value in values.items()]
+
+
+def _outer_first(overrides: list[str]) -> list[str]:
+    """Return overrides sorted by depth: data.train, which replaces the list, before an axis data.train.0.weight."""
+    return sorted(overrides, key=lambda override: len(re.findall(r"[.[]", override.partition("=")[0])))
 
 
 def _check_overrides(overrides: list[str], grid: GridConfig) -> None:

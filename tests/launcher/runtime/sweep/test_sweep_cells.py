@@ -95,6 +95,24 @@ def test_a_cell_that_several_grids_have_is_there_once(tiny_config: Path, tmp_pat
     ]
 
 
+def test_a_value_inside_of_a_list_holds_wherever_the_list_is_given(
+    tiny_config: Path, corpus: Path, tmp_path: Path
+) -> None:
+    """A list that came last would take back the weights, and cells with other labels would be one run."""
+    sources = [{"path": str(corpus)}, {"task": {"name": "addition", "digits": 2}}]
+    axes = {
+        "data.train.0.weight": [0.5, 2.0],
+        "mix": {"one": {"data.train": sources[:1]}, "two": {"data.train": sources}},
+    }
+    file = write(tmp_path, tiny_config, set={"data.train.0.max_epochs": 3.0}, seeds=[1], grids=[{"axes": axes}])
+    cells = make_plan(file, ["data.train[0].weight_changes=[{tokens: 4096, weight: 1}]"]).cells
+    assert len(distinct(cells)) == len(cells) == 4
+    for cell in cells:
+        first = cell.config.data.train[0]
+        assert (first.weight, first.max_epochs) == (cell.labels["data.train.0.weight"], 3.0)
+        assert [change.tokens for change in first.weight_changes] == [4096]
+
+
 def test_rules_that_do_the_same_share_a_run(plan: Plan) -> None:
     def signatures(size: str) -> dict[str, str]:
         lr = {"optimizer.lr": 0.001}
