@@ -269,7 +269,7 @@ def test_a_folder_stands_for_the_runs_in_it_and_that_of_a_sweep_for_its_cells(tm
     (tmp_path / "sweep" / "lock").touch()
     assert runs_of(tmp_path / "a") == [tmp_path / "a"]
     assert runs_of(tmp_path / "sweep") == folders[2:4]
-    assert runs_of(tmp_path)[:2] == folders[:2]
+    assert runs_of(tmp_path) == folders[:2], "a sweep that lies beside runs is none of them"
     with pytest.raises(ValueError, match="no run was ever begun there"):
         runs_of(tmp_path / "nothing")
 

@@ -85,6 +85,8 @@ class Standing:
 def is_run(folder: Path) -> bool:
     """Return whether a folder belongs to a run, even one that is only submitted or not readable by this user."""
     try:
+        if (folder / "runs").is_dir():  # a sweep, which has a lock, too
+            return False
         return folder.is_dir() and any((folder / name).exists() for name in TRACES)
     except PermissionError:
         return True
