@@ -67,7 +67,7 @@ def open_inputs(config: Config, world: World, check_sizes: bool = True) -> Input
                 f"model.vocab_size = {config.model.vocab_size} is smaller than the vocabulary of {name} "
                 f"({corpus.vocab_size}): "
                 + (
-                    "leave it out to take the corpus's, or set a larger one"
+                    f"set {corpus.vocab_size} or more; if left out, it is that of the first of data.train"
                     if stock is None
                     else f"it is that of {stock}; prepare the corpus with the tokenizer of that model"
                 )

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.ranks.world import World
 from plumbline.launcher.runtime.run.inputs import disagreement, open_inputs
@@ -37,3 +38,12 @@ def test_a_rank_pins_its_batches_on_its_own_gpu(tiny_config: Path, monkeypatch: 
     with closing(inputs.train.iterate(0, 1)) as steps:
         next(steps)
     assert set(selected) == {3}
+
+
+def test_a_task_before_a_corpus_needs_the_vocabulary_of_the_corpus(tiny_config: Path, corpus: Path) -> None:
+    """To leave model.vocab_size out, which a configuration without it has done, would change nothing."""
+    world = World(0, 0, 1, torch.device("cpu"))
+    sources = f"data.train=[{{task: {{name: addition}}}}, {{path: {corpus}}}]"
+    with pytest.raises(ConfigError, match=r"13 is smaller than the vocabulary of .* \(257\): set 257 or more; if left"):
+        open_inputs(load_config(tiny_config, ["model.vocab_size=null", sources]), world)
+    open_inputs(load_config(tiny_config, ["model.vocab_size=257", sources]), world)
