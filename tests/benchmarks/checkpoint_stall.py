@@ -87,11 +87,12 @@ def time_saves(
 ) -> Mapping[tuple[bool, bool], Sequence[float]]:
     """Return (locally, in the foreground) -> seconds that each save held training up."""
     waited: dict[tuple[bool, bool], list[float]] = defaultdict(list)
-    writer = CheckpointWriter(config, root, engine.world, LocalCheckpoints(config, engine.world))
+    local = LocalCheckpoints(config, engine.world)
+    writer = CheckpointWriter(config, root, engine.world, local, heartbeat=lambda _doing: None)
     kinds = product((False, True), (True, False))
     for number, (locally, foreground) in enumerate(islice(cycle(kinds), 4 * saves)):
         state = TrainState(step=number + 1, samples=number, tokens=number, corpora={})
-        take = partial(take_snapshot, engine, config, state, engine.world, locally)
+        take = partial(take_snapshot, engine, state, locally)
         begun = time.monotonic()
         with contextlib.redirect_stdout(None):
             ended = writer.save(take, wait=foreground, locally=locally)

@@ -46,7 +46,7 @@ def set_environment(variables: Mapping[str, str]) -> None:
 
 def save(engine: Engine, config: Config, state: TrainState, root: Path, world: World) -> Path:
     """Write a checkpoint in the foreground and return its folder."""
-    return commit(take_snapshot(engine, config, state, world), root, config.checkpoint, world, None, Pace())
+    return commit(take_snapshot(engine, state, locally=False), root, config.checkpoint, world, None, Pace())
 
 
 def whole_weights(engine: Engine) -> dict[str, Tensor]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from plumbline.launcher.runtime.checkpoint import background, commit, publishing, resume, store
-from plumbline.launcher.runtime.checkpoint.background import CheckpointWriter, Saved
+from plumbline.launcher.runtime.checkpoint.background import CheckpointWriter, SaveOutcome
 from plumbline.launcher.runtime.checkpoint.snapshot import take_snapshot
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.schema import Config
@@ -39,6 +39,10 @@ def config(tiny_config: Path) -> Config:
     return load_config(tiny_config, ["checkpoint.keep_last=9"])
 
 
+def unheard(_doing: str) -> None:
+    """Be the heartbeat of a writer that nobody watches."""
+
+
 class SlowDisk:
     """Let files be written only when the disk is let go."""
 
@@ -59,15 +63,15 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> SlowDisk:
 
 @pytest.fixture
 def writer(config: Config, world: World, tmp_path: Path) -> Iterator[CheckpointWriter]:
-    made = CheckpointWriter(config, tmp_path / "checkpoints", world)
+    made = CheckpointWriter(config, tmp_path / "checkpoints", world, None, unheard)
     yield made
     made.finish()
     made.close()
 
 
 @pytest.fixture
-def snapshot(engine: DeepSpeedEngine, config: Config, inputs: Inputs, world: World) -> Callable[[int], Snapshot]:
-    return lambda step: take_snapshot(engine, config, state_after(step, inputs), world)
+def snapshot(engine: DeepSpeedEngine, inputs: Inputs) -> Callable[[int], Snapshot]:
+    return lambda step: take_snapshot(engine, state_after(step, inputs), locally=False)
 
 
 def test_training_goes_on_and_what_is_written_is_the_step_of_the_save(
@@ -84,7 +88,7 @@ def test_training_goes_on_and_what_is_written_is_the_step_of_the_save(
     assert disk.asked.acquire(timeout=PATIENCE)
     assert store.checkpoints(tmp_path / "checkpoints") == [], "it is not there before it is whole"
     disk.free.release()
-    assert writer.finish() == Saved(1, None)
+    assert writer.finish() == SaveOutcome(1, None)
     assert writer.finish() is None
     (folder,) = store.checkpoints(tmp_path / "checkpoints")
     assert store.problems(folder, contents=True) == []
@@ -112,15 +116,15 @@ def test_a_failure_is_told_at_once_and_known_at_the_next_save(
     assert "disk on fire" in str(ended.error)
     assert "warning: step 1: " in (told := capsys.readouterr().err)
     assert "Training goes on, the next save tries again" in told
-    assert writer.save(lambda: snapshot(2), wait=True) == Saved(2, None)
+    assert writer.save(lambda: snapshot(2), wait=True) == SaveOutcome(2, None)
 
 
 def test_without_a_background_a_save_returns_when_it_is_written(
     tiny_config: Path, world: World, snapshot: Callable[[int], Snapshot], tmp_path: Path
 ) -> None:
     config = load_config(tiny_config, ["checkpoint.background=false"])
-    writer = CheckpointWriter(config, tmp_path, world)
-    assert writer.save(lambda: snapshot(1), wait=False) == Saved(1, None)
+    writer = CheckpointWriter(config, tmp_path, world, None, unheard)
+    assert writer.save(lambda: snapshot(1), wait=False) == SaveOutcome(1, None)
     assert len(store.checkpoints(tmp_path)) == 1
     writer.close()
 
@@ -159,13 +163,13 @@ def test_a_save_that_goes_on_is_no_hang(
 ) -> None:
     """Neither while parts of files come to the disk, nor while others write."""
     told, heard = threading.Semaphore(0), []
-    writer = CheckpointWriter(config, tmp_path, world, heartbeat=lambda _doing: told.release())
+    writer = CheckpointWriter(config, tmp_path, world, None, lambda _doing: told.release())
 
     def forget() -> None:
         while told.acquire(blocking=False):
             pass
 
-    def write_files(files: Any, folder: Path, heartbeat: Callable[[], object]) -> Any:
+    def write_files(files: Any, folder: Path, heartbeat: store.Heartbeat) -> Any:
         def move() -> None:
             forget()
             heartbeat()
@@ -183,7 +187,7 @@ def test_a_save_that_goes_on_is_no_hang(
     monkeypatch.setattr(publishing, "SYNC_BYTES", 1)
     monkeypatch.setattr(commit, "write_files", write_files)
     monkeypatch.setattr(commit, "gather_objects", gather)
-    assert writer.save(lambda: snapshot(1), wait=True) == Saved(1, None)
+    assert writer.save(lambda: snapshot(1), wait=True) == SaveOutcome(1, None)
     writer.close()
     (folder,) = store.checkpoints(tmp_path)
     files = sum(file.is_file() for file in folder.rglob("*"))
@@ -208,8 +212,8 @@ def test_a_save_whose_disk_hangs_is_one(
         disk.free.release()
 
     watching = Watchdog(tmp_path / "stacks", world, minutes=2 / 60, end=end)
-    writer = CheckpointWriter(config, tmp_path, world, heartbeat=watching.beat)
-    assert writer.save(lambda: snapshot(1), wait=True) == Saved(1, None)
+    writer = CheckpointWriter(config, tmp_path, world, None, watching.beat)
+    assert writer.save(lambda: snapshot(1), wait=True) == SaveOutcome(1, None)
     writer.close()
     assert codes == [HUNG]
 
@@ -220,7 +224,7 @@ def test_a_bug_in_the_thread_does_not_pass_for_the_checkpoint_before(
     def fail(*_arguments: Any) -> Any:
         raise KeyError("a bug")
 
-    assert writer.save(lambda: snapshot(1), wait=True) == Saved(1, None)
+    assert writer.save(lambda: snapshot(1), wait=True) == SaveOutcome(1, None)
     monkeypatch.setattr(threading, "excepthook", lambda _arguments: None)  # it prints the traceback
     with monkeypatch.context() as patched:
         patched.setattr(commit, "write_files", fail)
@@ -253,7 +257,7 @@ def test_a_group_that_failed_is_made_anew(
     assert "ranks lost each other (Application timeout): if one writes for deepspeed.timeout" in str(ended.error)
     assert "Training goes on" in capsys.readouterr().err
     monkeypatch.setattr(commit, "gather_objects", gather)
-    assert writer.save(lambda: snapshot(2), wait=True) == Saved(2, None)
+    assert writer.save(lambda: snapshot(2), wait=True) == SaveOutcome(2, None)
     assert groups[0] is not groups[1]
 
 

@@ -59,11 +59,9 @@ def nearby(here: Config, world: World) -> LocalCheckpoints:
 
 
 @pytest.fixture
-def keep(
-    engine: DeepSpeedEngine, here: Config, inputs: Inputs, world: World
-) -> Callable[[LocalCheckpoints, int], Path]:
+def keep(engine: DeepSpeedEngine, inputs: Inputs) -> Callable[[LocalCheckpoints, int], Path]:
     def write(nearby: LocalCheckpoints, step: int) -> Path:
-        snapshot = take_snapshot(engine, here, state_after(step, inputs), world, by_itself=True)
+        snapshot = take_snapshot(engine, state_after(step, inputs), locally=True)
         return nearby.save(snapshot, None, Pace())
 
     return write
@@ -253,7 +251,7 @@ def test_nothing_is_read_or_deleted_through_what_another_user_may_have_put_there
     before = sorted(precious.rglob("*"))
     assert before
     assert nearby.candidates() == []
-    assert nearby.damage(nearby.folder / "step_00000002") == [f"{nearby._names[0]}: there is none"]
+    assert nearby.damage(nearby.folder / "step_00000002", store.silent) == [f"{nearby._names[0]}: there is none"]
     nearby.tidy(None)
     assert sorted(precious.rglob("*")) == before
     if planted != "other rank":

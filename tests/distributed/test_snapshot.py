@@ -45,7 +45,7 @@ def test_training_goes_on_while_a_snapshot_waits(
     engine: Engine = PlainEngine(config, world) if kind == "plain" else DeepSpeedEngine(config, world)
     step(engine, inputs, 0)
     at_once = save(engine, config, state_after(1, inputs), tmp_path / "at_once", world)
-    snapshot = take_snapshot(engine, config, state_after(1, inputs), world)
+    snapshot = take_snapshot(engine, state_after(1, inputs), locally=False)
     losses = [step(engine, inputs, number) for number in (1, 2)]
     late = commit_together(snapshot, tmp_path / "late", config.checkpoint, world, None, Pace())
 
@@ -91,7 +91,7 @@ def test_a_weight_that_is_not_finite_is_refused_before_anything_is_written(
 
 def test_a_file_is_the_one_that_safetensors_writes(tmp_path: Path) -> None:
     tensors = {"b.2": torch.randn(5, 3).T, "a": torch.tensor(1.5), "b.10": torch.zeros(0), "ü": torch.randn(2)}
-    facts = publishing.write_files({"x.safetensors": TensorFile(tensors, {"format": "pt"})}, tmp_path)
+    facts = publishing.write_files({"x.safetensors": TensorFile(tensors, {"format": "pt"})}, tmp_path, store.silent)
     data = (tmp_path / "x.safetensors").read_bytes()
     contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
     assert data == safetensors.torch.save(contiguous, {"format": "pt"})
@@ -102,7 +102,7 @@ def test_a_rank_that_outlives_its_attempt_does_not_write_into_the_next(tmp_path:
     former, ours = (publishing.staging_folder(tmp_path, 1) for _ in range(2))
     publishing.make_room(former)
     publishing.make_room(ours)
-    publishing.write_files({"state.json": "{}"}, former)
+    publishing.write_files({"state.json": "{}"}, former, store.silent)
     assert list(ours.iterdir()) == []
 
 

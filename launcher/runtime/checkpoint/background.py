@@ -27,7 +27,7 @@ LOOK = 1.0
 
 
 @dataclass(frozen=True)
-class Saved:
+class SaveOutcome:
     """Hold how the writing of a checkpoint ended; `CheckpointWriter.finish` returns the same on all ranks."""
 
     step: int
@@ -53,8 +53,8 @@ class CheckpointWriter:
         config: Config,
         root: Path,
         world: World,
-        local: LocalCheckpoints | None = None,
-        heartbeat: Callable[[str], object] = lambda _doing: None,
+        local: LocalCheckpoints | None,
+        heartbeat: Callable[[str], object],
     ) -> None:
         self._heartbeat, self._pace = heartbeat, Pace()
         self._settings, self._root, self._world, self._local = config.checkpoint, root, world, local
@@ -63,14 +63,14 @@ class CheckpointWriter:
         self._is_broken = False
         """Whether the group has failed on this rank, and cannot be used again."""
         self._thread: Thread | None = None
-        self._last: Saved | None = None
+        self._last: SaveOutcome | None = None
         self._waited = 0.0  # seconds, for the previous checkpoint
         self.seconds: float | None = None
         """Seconds that writing the last checkpoint in the run folder took, set as soon as it is written."""
         self.written = 0
         """Step of that checkpoint; 0 before the first."""
 
-    def finish(self) -> Saved | None:
+    def finish(self) -> SaveOutcome | None:
         """Wait for the checkpoint being written and return how it ended, or None if there is none. Collective.
 
         Ranks agree on the result here: their process group may have failed on some of them, and is then recreated, so
@@ -98,7 +98,7 @@ class CheckpointWriter:
         """Return whether this rank is still writing, so that `finish` would wait."""
         return self._thread is not None and self._thread.is_alive()
 
-    def save(self, take: Callable[[], Snapshot], wait: bool, locally: bool = False) -> Saved | None:
+    def save(self, take: Callable[[], Snapshot], wait: bool, locally: bool = False) -> SaveOutcome | None:
         """Save the snapshot that `take` returns; `finish` must have been called. Collective.
 
         Args:
@@ -155,7 +155,7 @@ class CheckpointWriter:
             self._fail(step, CheckpointError(why), must, locally)
             return
         seconds = time.monotonic() - begun
-        self._last = Saved(step, None, locally)
+        self._last = SaveOutcome(step, None, locally)
         if not locally:
             self.seconds, self.written = seconds, step
         behind = "" if waited is None else f", behind training, which waited {waited:.2f} s"
@@ -163,6 +163,6 @@ class CheckpointWriter:
 
     def _fail(self, step: int, error: CheckpointError, must: bool, locally: bool) -> None:
         """Record in the thread that a checkpoint was not written; warn unless `must`: then the caller reports it."""
-        self._last = Saved(step, error, locally)
+        self._last = SaveOutcome(step, error, locally)
         if not must:
             LOG.warning(f"step {step}: {error}. Training goes on, the next save tries again")

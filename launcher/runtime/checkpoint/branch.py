@@ -6,17 +6,18 @@ once and kept in the branch's config.yaml, and training saves it as the branch's
 else. From then on the same command resumes the branch whatever the parent saves or deletes.
 """
 
-from collections.abc import Callable
 from pathlib import Path
 
 from plumbline.data.disk import is_there
 from plumbline.launcher.runtime.checkpoint.resume import check_not_lost, check_resume, damage
 from plumbline.launcher.runtime.checkpoint.store import (
     CheckpointError,
+    Heartbeat,
     checkpoints,
     newest_whole,
     problems,
     read_manifest,
+    silent,
     step_of,
 )
 from plumbline.launcher.runtime.config.errors import ConfigError
@@ -93,7 +94,7 @@ def check(config: Config, corpora: dict[str, str]) -> None:
         )
 
 
-def start(config: Config, world: World, heartbeat: Callable[[], object] = lambda: None) -> Path | None:
+def start(config: Config, world: World, heartbeat: Heartbeat = silent) -> Path | None:
     """Return the parent's checkpoint, fully verified, from which a branch begins. Collective.
 
     Returns None for a run that is not a branch and begins with new weights.

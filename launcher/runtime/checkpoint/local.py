@@ -30,7 +30,7 @@ from plumbline.launcher.runtime.checkpoint.publishing import (
     make_room,
     prune,
     publish,
-    remove_leftovers,
+    remove_staging_folders,
     staging_folder,
     write_files,
 )
@@ -38,6 +38,7 @@ from plumbline.launcher.runtime.checkpoint.snapshot import Snapshot
 from plumbline.launcher.runtime.checkpoint.store import (
     CheckpointError,
     FileFacts,
+    Heartbeat,
     checkpoints,
     problems,
     read_manifest,
@@ -121,7 +122,7 @@ class LocalCheckpoints:
         names = {name for share in gather_objects(mine, self._world) for name in share}
         return [self.folder / name for name in names]
 
-    def damage(self, folder: Path, heartbeat: Callable[[], object] = lambda: None) -> list[str]:
+    def damage(self, folder: Path, heartbeat: Heartbeat) -> list[str]:
         """Return why the ranks cannot resume from a candidate, after reading every byte of it. Collective.
 
         Args:
@@ -149,7 +150,7 @@ class LocalCheckpoints:
             shutil.rmtree(leftover, ignore_errors=True)
         if not self._is_ours():
             return
-        remove_leftovers(self.folder)
+        remove_staging_folders(self.folder)
         unwanted = [folder for folder in checkpoints(self.folder) if folder != kept]
         if self._world.rank == min(self._beside):  # folders of ranks that ran here before and now run on other nodes
             unwanted += [rank for rank in self._home.glob("rank_*") if int(rank.name[5:]) not in self._beside]
@@ -161,7 +162,7 @@ class LocalCheckpoints:
         if self._is_ours():
             shutil.rmtree(self._home, ignore_errors=True)
 
-    def _read(self, folder: Path, heartbeat: Callable[[], object]) -> tuple[str | None, str | None]:
+    def _read(self, folder: Path, heartbeat: Heartbeat) -> tuple[str | None, str | None]:
         """Return what is wrong with this rank's part, or None, and the id of the save that it belongs to."""
         try:
             if not self._is_ours() or not folder.is_dir():

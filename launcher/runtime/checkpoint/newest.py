@@ -3,14 +3,14 @@
 from pathlib import Path
 
 from plumbline.launcher.runtime.checkpoint.store import MANIFEST, checkpoints, step_of
-from plumbline.launcher.runtime.run.status_file import Saved
+from plumbline.launcher.runtime.run.status_file import SavedCheckpoint
 
 
-def newest_checkpoint(run: Path) -> Saved | None:
+def newest_checkpoint(run: Path) -> SavedCheckpoint | None:
     """Return the newest checkpoint in a run folder, unverified, or None if there is none."""
     for folder in checkpoints(run / "checkpoints"):
         try:
-            return Saved(step_of(folder), (folder / MANIFEST).stat().st_mtime)
+            return SavedCheckpoint(step_of(folder), (folder / MANIFEST).stat().st_mtime)
         except OSError:  # it is being deleted, or damaged
             continue
     return None

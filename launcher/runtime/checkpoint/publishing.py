@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -22,17 +22,18 @@ from plumbline.launcher.runtime.checkpoint.store import (
     POINTER,
     FileFacts,
     FormatError,
+    Heartbeat,
     UnreadError,
     checkpoints,
     manifest_checksum,
     problems,
+    silent,
     step_folder,
     step_of,
 )
 from plumbline.launcher.runtime.checkpoint.weights import TensorFile
 from plumbline.launcher.runtime.config.sections import CheckpointConfig
-from plumbline.launcher.runtime.system.files import remove_leftovers as remove_leftovers_of
-from plumbline.launcher.runtime.system.files import write_whole
+from plumbline.launcher.runtime.system.files import remove_leftovers, write_whole
 from plumbline.launcher.runtime.system.log import LOG
 
 LEFTOVERS = ".step_*.staging"
@@ -57,7 +58,7 @@ def staging_folder(root: Path, step: int) -> Path:
 
 def make_room(staging: Path) -> None:
     """Create an empty staging folder; remove those of killed saves."""
-    remove_leftovers(staging.parent)
+    remove_staging_folders(staging.parent)
     staging.mkdir(parents=True)
 
 
@@ -68,7 +69,7 @@ def tidy(root: Path, newest: Path) -> None:
         root: the folder of the checkpoints; no other process may be writing to it.
         newest: the checkpoint from which training resumes, which may be in another folder.
     """
-    remove_leftovers(root)
+    remove_staging_folders(root)
     pointer = root / POINTER
     if newest.parent != root:
         return
@@ -76,16 +77,16 @@ def tidy(root: Path, newest: Path) -> None:
         _point_to(newest)
 
 
-def remove_leftovers(root: Path) -> None:
+def remove_staging_folders(root: Path) -> None:
     """Delete what killed saves left among the checkpoints. No process may be writing there."""
     put_back(root)
     for leftover in root.glob(LEFTOVERS):
         shutil.rmtree(leftover, ignore_errors=True)
-    remove_leftovers_of(root / POINTER)
+    remove_leftovers(root / POINTER)
 
 
 def bytes_of_leftovers(root: Path) -> int:
-    """Return the bytes that `remove_leftovers` would free."""
+    """Return the bytes that `remove_staging_folders` would free."""
     total = 0
     with suppress(OSError):  # another start may be deleting them
         for file in root.glob(f"{LEFTOVERS}/**/*"):
@@ -93,9 +94,7 @@ def bytes_of_leftovers(root: Path) -> int:
     return total
 
 
-def write_files(
-    files: Mapping[str, TensorFile | str], folder: Path, heartbeat: Callable[[], object] = lambda: None
-) -> dict[str, FileFacts]:
+def write_files(files: Mapping[str, TensorFile | str], folder: Path, heartbeat: Heartbeat) -> dict[str, FileFacts]:
     """Write one rank's files of a snapshot to disk, and return the size and checksum of each.
 
     Args:
@@ -127,7 +126,7 @@ def publish(staging: Path, facts: Mapping[str, Any], files: Mapping[str, FileFac
     final = step_folder(root, facts["step"])
     manifest = {"format": FORMAT, **facts, "config_hash": files[CONFIG]["xxh3"], "files": dict(sorted(files.items()))}
     text = json.dumps({**manifest, "checksum": manifest_checksum(manifest)}, indent=2) + "\n"
-    _write_file(staging / MANIFEST, text)
+    _write_file(staging / MANIFEST, text, silent)
     sync(staging)
     if final.exists():  # it is damaged, or this save is a second try
         replaced = replace_folder(final, staging, staging.with_suffix(REPLACED))
@@ -156,7 +155,7 @@ def _point_to(newest: Path) -> None:
         LOG.warning(f"{newest.parent / POINTER} does not name {newest.name} ({error}); the next save tries again")
 
 
-def prune(root: Path, step: int, keep: CheckpointConfig, heartbeat: Callable[[], object] = lambda: None) -> None:
+def prune(root: Path, step: int, keep: CheckpointConfig, heartbeat: Heartbeat) -> None:
     """Delete checkpoints that need not be kept, now that the one of `step` has been published.
 
     Of the checkpoints up to `step`, the newest keep_last and the multiples of keep_every are kept. Damaged checkpoints
@@ -203,7 +202,7 @@ def remove_after(root: Path, step: int) -> None:
         (root / POINTER).unlink(missing_ok=True)
 
 
-def _is_damaged(folder: Path, heartbeat: Callable[[], object]) -> bool:
+def _is_damaged(folder: Path, heartbeat: Heartbeat) -> bool:
     """Return whether a checkpoint is damaged. Sizes are compared first; its contents are read at most once."""
     try:
         if problems(folder, first_alone=True):
@@ -223,7 +222,7 @@ def _remove(folder: Path) -> None:
     shutil.rmtree(hidden)
 
 
-def _write_file(path: Path, content: TensorFile | str, heartbeat: Callable[[], object] = lambda: None) -> FileFacts:
+def _write_file(path: Path, content: TensorFile | str, heartbeat: Heartbeat) -> FileFacts:
     """Write text or tensors to disk, and return size and checksum."""
     with path.open("wb") as file:
         sink = _HashedFile(file, heartbeat)
@@ -238,7 +237,7 @@ def _write_file(path: Path, content: TensorFile | str, heartbeat: Callable[[], o
 class _HashedFile:
     """Write bytes to a file, and count and hash them on the way, so that they need not be read back."""
 
-    def __init__(self, file: BinaryIO, heartbeat: Callable[[], object]) -> None:
+    def __init__(self, file: BinaryIO, heartbeat: Heartbeat) -> None:
         self._file, self._heartbeat, self._digest = file, heartbeat, xxhash.xxh3_64()
         self._size = self._synced = 0
 

@@ -1,7 +1,7 @@
 """Continue a run from its newest whole checkpoint, if it is the same run."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from plumbline.data.damage import read_object, reading
@@ -15,12 +15,14 @@ from plumbline.launcher.runtime.checkpoint.store import (
     MANIFEST,
     STATE,
     CheckpointError,
+    Heartbeat,
     TrainState,
     checkpoints,
     ending_if_unreadable,
     newest_whole,
     problems,
     read_manifest,
+    silent,
     step_of,
 )
 from plumbline.launcher.runtime.config.identity import RESUMED, differences
@@ -47,7 +49,7 @@ def find(
     world: World,
     local: LocalCheckpoints | None = None,
     before: int | None = None,
-    heartbeat: Callable[[], object] = lambda: None,
+    heartbeat: Heartbeat = silent,
 ) -> Path | None:
     """Return the newest whole checkpoint, or None if there are no checkpoints. Collective.
 
@@ -134,7 +136,7 @@ def _anew(run: Path) -> str:
     return f"to start from scratch, remove {run} or give this run another run.name"
 
 
-def damage(folder: Path, world: World, heartbeat: Callable[[], object] = lambda: None) -> list[str]:
+def damage(folder: Path, world: World, heartbeat: Heartbeat) -> list[str]:
     """Return the problems of a checkpoint after full verification; each rank reads a share of the files. Collective.
 
     Raises:
@@ -151,7 +153,7 @@ def damage(folder: Path, world: World, heartbeat: Callable[[], object] = lambda:
     return list(dict.fromkeys(problem for share in shares for problem in share))
 
 
-def load(engine: Engine, folder: Path, heartbeat: Callable[[], object] = lambda: None) -> TrainState:
+def load(engine: Engine, folder: Path, heartbeat: Heartbeat = silent) -> TrainState:
     """Load the engine's state from a checkpoint that `find` returned, and return the training state. Collective.
 
     Args:

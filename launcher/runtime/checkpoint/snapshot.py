@@ -8,7 +8,6 @@ from plumbline.launcher.runtime.checkpoint.store import CONFIG, STATE, BrokenWei
 from plumbline.launcher.runtime.checkpoint.tensors import collect, shard_name
 from plumbline.launcher.runtime.checkpoint.weights import TensorFile
 from plumbline.launcher.runtime.config.load import as_yaml
-from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.base import Engine
 from plumbline.launcher.runtime.ranks.collectives import gather_objects
 from plumbline.launcher.runtime.ranks.world import World
@@ -30,24 +29,23 @@ class Snapshot:
         return sum(tensor.nbytes for file in files for tensor in file.tensors.values())
 
 
-def take_snapshot(engine: Engine, config: Config, state: TrainState, world: World, by_itself: bool = False) -> Snapshot:
+def take_snapshot(engine: Engine, state: TrainState, locally: bool) -> Snapshot:
     """Copy the contents of a checkpoint of `state` to host memory. Collective.
 
     Args:
         engine: the engine to save.
-        config: the run.
         state: the training state.
-        world: this process among all.
-        by_itself: hold all that this rank keeps, so that it can resume from its own files alone; else the ranks divide
+        locally: hold all that this rank keeps, so that it can resume from its own files alone; else the ranks divide
             what several of them keep, and together hold the checkpoint once.
 
     Raises:
         BrokenWeightsError: a weight is not finite.
     """
-    mine, broken = collect(engine, by_itself)
+    config, world = engine.config, engine.world
+    mine, broken = collect(engine, locally)
     _refuse_broken(broken, world)
     files: dict[str, TensorFile | str] = {shard_name(world.rank): mine}
-    if world.is_main or by_itself:
+    if world.is_main or locally:
         files[CONFIG] = as_yaml(config)
         files[STATE] = json.dumps(state.to_json(), indent=2) + "\n"
     facts = {

@@ -29,6 +29,9 @@ from plumbline.data.skipped import NOTHING, SkippedData
 from plumbline.launcher.runtime.system.files import read_key
 from plumbline.launcher.runtime.system.log import LOG
 
+Heartbeat = Callable[[], object]
+"""Is called for each part of what takes long, such as reading a checkpoint: whoever watches knows that it goes on."""
+
 FORMAT = 2
 BLOCK = 2**24
 """Bytes of a file that are read at once."""
@@ -41,6 +44,10 @@ class CheckpointError(ValueError):
 
 class UnsavedError(CheckpointError):
     """Signal that a checkpoint, or a file that the run depends on, could not be written."""
+
+
+def silent() -> None:
+    """Do nothing: the heartbeat of what nobody watches."""
 
 
 @contextmanager
@@ -180,7 +187,7 @@ def problems(
     contents: bool = False,
     only: Callable[[str], bool] = lambda _name: True,
     share: slice = slice(None),
-    heartbeat: Callable[[], object] = lambda: None,
+    heartbeat: Heartbeat = silent,
     first_alone: bool = False,
 ) -> list[str]:
     """Return the problems of a checkpoint: missing or damaged files, or a damaged manifest.
@@ -216,9 +223,7 @@ def problems(
     return list(islice(found, 1 if first_alone else None))
 
 
-def _problem(
-    folder: Path, name: str, expected: FileFacts, contents: bool, heartbeat: Callable[[], object]
-) -> str | None:
+def _problem(folder: Path, name: str, expected: FileFacts, contents: bool, heartbeat: Heartbeat) -> str | None:
     """Return what is wrong with one file of a checkpoint, given its size and checksum in the manifest, or None."""
     path = folder / name
     if not is_file(path):
@@ -279,7 +284,7 @@ def manifest_checksum(manifest: dict[str, Any]) -> str:
     return xxhash.xxh3_64_hexdigest(json.dumps(manifest, sort_keys=True).encode())
 
 
-def _checksum(path: Path, heartbeat: Callable[[], object]) -> str:
+def _checksum(path: Path, heartbeat: Heartbeat) -> str:
     digest = xxhash.xxh3_64()
     with path.open("rb") as file:
         while block := file.read(BLOCK):

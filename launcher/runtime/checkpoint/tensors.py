@@ -14,7 +14,7 @@ to read a checkpoint.
 """
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from plumbline.launcher.runtime.checkpoint.saved_tensors import FOLDER, SavedTensors, read_headers_together
-from plumbline.launcher.runtime.checkpoint.store import CheckpointError
+from plumbline.launcher.runtime.checkpoint.store import CheckpointError, Heartbeat
 from plumbline.launcher.runtime.checkpoint.weights import TensorFile
 from plumbline.launcher.runtime.engine.base import Engine
 from plumbline.launcher.runtime.engine.pieces import Piece
@@ -41,19 +41,19 @@ def shard_name(rank: int) -> str:
 # -- writing -----------------------------------------------------------------------------------------------------------
 
 
-def collect(engine: Engine, by_itself: bool = False) -> tuple[TensorFile, list[str]]:
+def collect(engine: Engine, locally: bool = False) -> tuple[TensorFile, list[str]]:
     """Return this rank's file, copied to host memory, and the tensors whose weights or averages in it are not finite.
 
     Args:
         engine: the engine to save.
-        by_itself: hold all that this rank keeps, so that it can be restored without the files of others; else the ranks
+        locally: hold all that this rank keeps, so that it can be restored without the files of others; else the ranks
             divide what several of them keep.
     """
     tensors: dict[str, Tensor] = {}
     finite: dict[str, Tensor] = {}
     index: dict[str, Any] = {}
     for number, piece in enumerate(engine.pieces()):
-        mine = piece if by_itself else piece.share(engine.world)
+        mine = piece if locally else piece.share(engine.world)
         # Ranks divide the states that all keep whole, such as SOAP's bases; others are written with the first element
         writes_whole = number % engine.world.size == engine.world.rank if piece.is_replicated else mine.start == 0
         whole: list[str] = []
@@ -64,7 +64,7 @@ def collect(engine: Engine, by_itself: bool = False) -> tuple[TensorFile, list[s
                     tensors[f"{kind}/{piece.name}"] = _to_host(mine.of(value))
                     if kind in (WEIGHT, AVERAGE):
                         finite[f"{kind}/{piece.name}"] = _is_finite(mine.of(value)).to(engine.world.device)
-            elif not (by_itself or writes_whole) or not piece.length:
+            elif not (locally or writes_whole) or not piece.length:
                 continue
             elif isinstance(value, Tensor):
                 tensors[f"{kind}/{piece.name}"] = _to_host(value)
@@ -113,7 +113,7 @@ def host_memory(shape: Sequence[int], pinned: bool) -> Tensor:
 # -- resuming ----------------------------------------------------------------------------------------------------------
 
 
-def restore(engine: Engine, folder: Path, heartbeat: Callable[[], object] = lambda: None) -> None:
+def restore(engine: Engine, folder: Path, heartbeat: Heartbeat) -> None:
     """Load weights, optimizer state and moving average from a checkpoint, whichever ranks wrote it. Collective.
 
     Each rank reads its own ranges. The hyperparameters are those of the configuration.

@@ -17,7 +17,7 @@ from plumbline.launcher.runtime.run.status_file import (
     INTERVAL,
     RESULT,
     STATUS,
-    Saved,
+    SavedCheckpoint,
     Status,
     read_attempts,
     read_status,
@@ -44,7 +44,7 @@ class Standing:
     """How it ended, what it waits for, or since when it has been silent."""
     status: Status | None
     """The status as last written."""
-    checkpoint: Saved | None
+    checkpoint: SavedCheckpoint | None
     attempts: tuple[Attempt, ...]
     """Attempts, with the steps that a resume has to repeat counted as lost."""
     interventions: tuple[Intervention, ...]

@@ -26,7 +26,7 @@ from plumbline.launcher.runtime.run.status_file import (
     INTERVAL,
     RESULT,
     STATUS,
-    Saved,
+    SavedCheckpoint,
     Status,
     read_attempts,
     read_status,
@@ -59,7 +59,7 @@ ASKED = ("total_steps", "total_tokens")
 WHY_LENGTH = 500  # characters of an error that are kept
 
 T = TypeVar("T")
-Newest = Callable[[Path], Saved | None]
+Newest = Callable[[Path], SavedCheckpoint | None]
 """Finds the newest checkpoint in a run folder."""
 
 

@@ -28,7 +28,7 @@ SILENT = "ended without a word: killed, or its node failed"
 
 
 @dataclass(frozen=True)
-class Saved:
+class SavedCheckpoint:
     """Name a checkpoint."""
 
     step: int
@@ -49,7 +49,7 @@ class Status:
     loss: float | None
     """Loss of the last logged step, or None if there is none or it is not finite."""
     tokens_per_second: float | None
-    checkpoint: Saved | None
+    checkpoint: SavedCheckpoint | None
     """Newest checkpoint."""
     save_seconds: float | None
     """How long writing the last checkpoint of this or the previous attempt took."""
@@ -82,7 +82,7 @@ class Status:
         try:
             values = {field.name: item[field.name] for field in fields(cls)}
             saved = values["checkpoint"]
-            values["checkpoint"] = None if saved is None else Saved(saved["step"], as_time(saved["time"]))
+            values["checkpoint"] = None if saved is None else SavedCheckpoint(saved["step"], as_time(saved["time"]))
             values["updated"] = as_time(values["updated"])
             for field in fields(cls):
                 value, is_number = values[field.name], field.type in (int | None, float | None)

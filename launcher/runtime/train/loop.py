@@ -83,7 +83,7 @@ class Trainer:
         self.stragglers = Stragglers(world)
         self.log: MetricsLog | None = None
         self.chain = ChainWriter(config.run.folder, world)
-        self.saver = Saver(config, engine, local, self.guards, self.chain, status, watchdog.beat)
+        self.saver = Saver(engine, local, self.guards, self.chain, status, watchdog.beat)
         self._meter = SpeedMeter(config, world)
         self._lines = StepLines(engine.model.objective.reports, self._meter)
         self._unread: MadeStep | None = None

@@ -4,7 +4,6 @@ The order is such that a kill between any two actions loses nothing but time: ch
 are deleted, interventions.jsonl gets its line, and then the caller resumes from the checkpoint, as a new start would.
 """
 
-from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from plumbline.data.skipped import SkippedData
 from plumbline.launcher.runtime.checkpoint import resume
 from plumbline.launcher.runtime.checkpoint.local import LocalCheckpoints
 from plumbline.launcher.runtime.checkpoint.publishing import remove_after
-from plumbline.launcher.runtime.checkpoint.store import ending_if_unwritable, step_of
+from plumbline.launcher.runtime.checkpoint.store import Heartbeat, ending_if_unwritable, step_of
 from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.plan import RunPlan
 from plumbline.launcher.runtime.config.schema import Config
@@ -59,7 +58,7 @@ class Rollbacks:
         """Return the data that the run skips."""
         return skipped_in(self.made)
 
-    def go_back(self, asked: RollBack, skipped: SkippedData, heartbeat: Callable[[], object] = lambda: None) -> Path:
+    def go_back(self, asked: RollBack, skipped: SkippedData, heartbeat: Heartbeat) -> Path:
         """Delete newer checkpoints and return the one to resume from. Collective; no checkpoint may be being written.
 
         Args:
@@ -102,7 +101,7 @@ class Rollbacks:
         LOG.warning(f"{made} ({len(self.made)} of guards.max_rollbacks = {self._most})")
         return found
 
-    def _find(self, root: Path, first: int, heartbeat: Callable[[], object]) -> Path | None:
+    def _find(self, root: Path, first: int, heartbeat: Heartbeat) -> Path | None:
         """Return the newest whole checkpoint before step `first`, including those of a branch's parent. Collective."""
         its = self._config.schedule.branch
         found = resume.find(root, self._world, self._local, before=first, heartbeat=heartbeat)

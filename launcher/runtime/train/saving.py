@@ -5,10 +5,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from plumbline.launcher.runtime.checkpoint import store as checkpoint
-from plumbline.launcher.runtime.checkpoint.background import CheckpointWriter, Saved
+from plumbline.launcher.runtime.checkpoint.background import CheckpointWriter, SaveOutcome
 from plumbline.launcher.runtime.checkpoint.local import LocalCheckpoints
 from plumbline.launcher.runtime.checkpoint.snapshot import Snapshot, take_snapshot
-from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.base import Engine
 from plumbline.launcher.runtime.ranks.collectives import any_rank
 from plumbline.launcher.runtime.run.status import RunStatus
@@ -27,8 +26,7 @@ class Saver:
     """Save what is trained, to the run folder or on the nodes. All ranks call each method together.
 
     Args:
-        config: the run.
-        engine: what is trained.
+        engine: what is trained, which knows the configuration.
         local: checkpoints on the nodes, if enabled.
         guards: check what is about to be saved, and are saved with it.
         chain: caught up with before each save.
@@ -38,7 +36,6 @@ class Saver:
 
     def __init__(
         self,
-        config: Config,
         engine: Engine,
         local: LocalCheckpoints | None,
         guards: Guards,
@@ -46,6 +43,7 @@ class Saver:
         status: RunStatus,
         heartbeat: Callable[[str], object],
     ) -> None:
+        config = engine.config
         self._config, self._engine, self._guards, self._chain, self._status = config, engine, guards, chain, status
         root = config.run.folder / "checkpoints"
         self.writer = CheckpointWriter(config, root, engine.world, local, heartbeat)
@@ -99,8 +97,7 @@ class Saver:
         self._chain.catch_up(None if locally else self.writer.written)
 
         def take() -> Snapshot:
-            guarded = replace(state, guards=self._guards.state)
-            return take_snapshot(self._engine, self._config, guarded, self._engine.world, locally)
+            return take_snapshot(self._engine, replace(state, guards=self._guards.state), locally)
 
         try:
             ended = self.writer.save(take, must, locally)
@@ -122,7 +119,7 @@ class Saver:
         """
         self._count(self.writer.finish(), must=False)
 
-    def _count(self, saved: Saved | None, must: bool) -> None:
+    def _count(self, saved: SaveOutcome | None, must: bool) -> None:
         """Record how a save ended, or nothing if None: it is still running. Failures on the nodes do not count."""
         if saved is None or saved.is_local:
             return

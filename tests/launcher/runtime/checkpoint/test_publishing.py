@@ -3,7 +3,6 @@
 import errno
 import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ def publish(root: Path, step: int) -> None:
     staging = publishing.staging_folder(root, step)
     publishing.make_room(staging)
     publishing.publish(
-        staging, {"step": step}, publishing.write_files({store.CONFIG: "{}", "state/x": "state"}, staging)
+        staging, {"step": step}, publishing.write_files({store.CONFIG: "{}", "state/x": "state"}, staging, store.silent)
     )
 
 
@@ -43,7 +42,7 @@ def test_a_kill_while_a_checkpoint_is_deleted_leaves_no_part_of_it(
     with monkeypatch.context() as patched:
         patched.setattr(shutil, "rmtree", die)
         with pytest.raises(KilledError):
-            publishing.prune(tmp_path, 3, KEEP)
+            publishing.prune(tmp_path, 3, KEEP, store.silent)
     found = store.checkpoints(tmp_path)
     assert [store.problems(folder, contents=True) for folder in found] == [[], []]
     publishing.tidy(tmp_path, found[0])
@@ -150,7 +149,7 @@ def test_a_later_checkpoint_that_cannot_be_read_fails_no_save(
     publish(tmp_path, 2)
     with monkeypatch.context() as patched:
         patched.setattr(store, name, refuse)
-        publishing.prune(tmp_path, 2, KEEP)
+        publishing.prune(tmp_path, 2, KEEP, store.silent)
     assert re.search("step_00000009 cannot be deleted (.*no answer)", capsys.readouterr().err)
     assert len(store.checkpoints(tmp_path)) == 2
 
@@ -161,7 +160,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     names: list[str] = []
     checksum = store._checksum
 
-    def counted(path: Path, heartbeat: Callable[[], object]) -> str:
+    def counted(path: Path, heartbeat: store.Heartbeat) -> str:
         names.append(path.name)
         return checksum(path, heartbeat)
 
@@ -180,7 +179,7 @@ def test_a_later_checkpoint_that_is_whole_is_read_once(tmp_path: Path, read: lis
     assert len(beats) == 2
     publish(tmp_path, 9)
     (tmp_path / "step_00000009" / "state" / "x").write_text("stole")
-    publishing.prune(tmp_path, 3, KEEP)
+    publishing.prune(tmp_path, 3, KEEP, store.silent)
     assert read.count("x") == 2, "it is another one"
     assert [folder.name for folder in store.checkpoints(tmp_path)] == ["step_00000003", "step_00000002"]
 
@@ -195,10 +194,10 @@ def test_a_damaged_checkpoint_is_read_up_to_its_first_problem(
     staging = publishing.staging_folder(tmp_path, 9)
     publishing.make_room(staging)
     content = {store.CONFIG: "{}", "state/a": "state", "state/b": "state"}
-    publishing.publish(staging, {"step": 9}, publishing.write_files(content, staging))
+    publishing.publish(staging, {"step": 9}, publishing.write_files(content, staging, store.silent))
     for name, text in damaged.items():
         (tmp_path / "step_00000009" / "state" / name).write_text(text)
-    publishing.prune(tmp_path, 3, KEEP)
+    publishing.prune(tmp_path, 3, KEEP, store.silent)
     assert [name for name in read if name != store.CONFIG] == files
     assert store.checkpoints(tmp_path) == []
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import pytest
 import torch
 
-from plumbline.launcher.runtime.checkpoint.publishing import bytes_of_leftovers, remove_leftovers, staging_folder
+from plumbline.launcher.runtime.checkpoint.publishing import bytes_of_leftovers, remove_staging_folders, staging_folder
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.doctor import disk, files, shared_files, start
@@ -95,7 +95,7 @@ def test_what_killed_saves_left_is_as_good_as_free(
     assert asked[0].need.leftovers == 3000
     need = replace(asked[0].need, leftovers=10**18)
     assert disk.measure(replace(asked[0], need=need))["free_bytes"] > 10**18
-    remove_leftovers(root)
+    remove_staging_folders(root)
     assert bytes_of_leftovers(root) == 0
 
 

@@ -245,7 +245,7 @@ def write_checkpoint(root: Path, step: int, model: dict[str, Tensor], ranks: int
     """Publish a checkpoint with nothing but weights, each cut evenly over ranks."""
     staging = publishing.staging_folder(root, step)
     publishing.make_room(staging)
-    files = publishing.write_files({checkpoint.CONFIG: config}, staging)
+    files = publishing.write_files({checkpoint.CONFIG: config}, staging, checkpoint.silent)
     for rank in range(ranks):
         tensors, index = {}, {}
         for name, tensor in model.items():
@@ -255,7 +255,7 @@ def write_checkpoint(root: Path, step: int, model: dict[str, Tensor], ranks: int
             if parts[rank].numel():
                 tensors[f"weight/{name}"] = parts[rank]
         file = TensorFile(tensors, {"index": json.dumps(index)})
-        files |= publishing.write_files({shard_name(rank): file}, staging)
+        files |= publishing.write_files({shard_name(rank): file}, staging, checkpoint.silent)
     return publishing.publish(staging, {"step": step}, files)
 
 

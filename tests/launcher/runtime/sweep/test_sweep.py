@@ -18,7 +18,7 @@ import pytest
 import torch
 import yaml
 
-from plumbline.launcher.runtime.checkpoint import publishing
+from plumbline.launcher.runtime.checkpoint import publishing, store
 from plumbline.launcher.runtime.config.load import as_yaml, save_config
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.ranks.world import World
@@ -351,7 +351,7 @@ def test_a_run_goes_on_under_the_rule_it_was_begun_with(cell: Config, plan: Plan
     assert begun.parameterization != cell.parameterization
     staging = publishing.staging_folder(cell.run.folder / "checkpoints", step=3)
     publishing.make_room(staging)
-    files = publishing.write_files({"config.yaml": as_yaml(begun)}, staging)
+    files = publishing.write_files({"config.yaml": as_yaml(begun)}, staging, store.silent)
     saved = publishing.publish(staging, {"step": 3}, files)
     seen = []
 
