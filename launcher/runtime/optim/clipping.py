@@ -25,7 +25,7 @@ def base_equivalent_norm(norms: Sequence[Tensor], groups: Sequence[Mapping[str, 
 
 
 def clip_factor(norm: Tensor, limit: float) -> Tensor:
-    """Return the factor, at most 1, by which a gradient of this norm is multiplied to limit its norm, a scalar."""
+    """Return the factor that limits a gradient of this norm, at most 1, a scalar, as torch's clip_grad_norm_ does."""
     return (limit / (norm + 1e-6)).clamp(max=1.0)
 
 
