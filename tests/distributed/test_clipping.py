@@ -93,14 +93,14 @@ def test_bf16_at_stage_1_clips_likewise(runs: Callable[[str], Run]) -> None:
     assert rounded.column("grad_norm") == pytest.approx(exact.column("grad_norm"), rel=0.15)
 
 
-@pytest.mark.parametrize("stage", [1, 3])
+@pytest.mark.parametrize(("stage", "precision"), [(1, "fp32"), (1, "bf16"), (3, "fp32")])
 def test_a_resumed_run_clips_as_its_configuration_says(
-    tiny_config: Path, tmp_path: Path, inputs: Inputs, world: World, stage: int
+    tiny_config: Path, tmp_path: Path, inputs: Inputs, world: World, stage: int, precision: str
 ) -> None:
     """DeepSpeed keeps the limit in its checkpoints and would bring the old one back."""
-    at_stage = f"deepspeed.zero_stage={stage}"
-    tight = load_config(tiny_config, [at_stage, "optimizer.grad_clip=1.0e-6"])
-    loose = load_config(tiny_config, [at_stage, "optimizer.grad_clip=1.0"])
+    engine_keys = [f"deepspeed.zero_stage={stage}", f"deepspeed.precision={precision}"]
+    tight = load_config(tiny_config, [*engine_keys, "optimizer.grad_clip=1.0e-6"])
+    loose = load_config(tiny_config, [*engine_keys, "optimizer.grad_clip=1.0"])
     engine = DeepSpeedEngine(tight, world)
     engine.train_step(inputs.train.micro_batches(0), 0, 0.0)
     folder = save(engine, tight, state_after(1, inputs), tmp_path, world)
