@@ -174,7 +174,7 @@ def test_a_folder_that_is_no_model_is_refused(command: Command, corpus: Path) ->
     [
         (["data.train=[{path: corpora/no}]"], ["corpora/no", "model.vocab_size", "prepare.py"]),
         (["data.train=[{path: corpora/no}]", "model.vocab_size=9"], ["corpora/no: no corpus here", "prepare.py"]),
-        (["model.vocab_size=100"], ["model.vocab_size = 100", "email", "257", "leave it out"]),
+        (["model.vocab_size=100"], ["model.vocab_size = 100", "email", "set 257 or more"]),
         (["model.num_attention_heads=5"], ["num_attention_heads = 5", "hidden_size = 64", "change one"]),
         (["trian.steps=1", "optimizer.lr=x"], ["did you mean train?", "optimizer.lr = 'x'", "2 problem(s)"]),
     ],
