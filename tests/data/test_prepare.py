@@ -227,7 +227,7 @@ def test_a_changed_source_is_another_corpus(text_folder: Path, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--source", "nowhere/*.txt"], "--source nowhere/*.txt: no file matches"),
+        (["--source", "nowhere/*.txt"], "source nowhere/*.txt: no file matches"),
         (["--tokenizer", "train-bpe:100"], "smallest vocabulary is 257"),
         (["--seed", "-1"], "--seed -1: expected a whole number from 0 to 2^64 - 1"),
         (["--seed", str(2**64)], f"--seed {2**64}: expected a whole number"),
