@@ -35,6 +35,14 @@ def ready(): print("ready", flush=True)
 """
 IN_IMPORTS = "ready(); time.sleep(1000)"
 IN_WORK = "def main(): ready(); time.sleep(1000)\ncli.run(main, 'interrupted; tidy')"
+IN_A_LIBRARY = """
+def main():
+    try:
+        ready(); time.sleep(1000)
+    except KeyboardInterrupt:
+        raise KeyError("an error of its own")
+cli.run(main, 'interrupted; tidy')
+"""
 IN_TIDYING = """
 def main():
     try:
@@ -122,6 +130,7 @@ def press_until_it_ends(process: subprocess.Popen[str]) -> None:
     [
         (IN_IMPORTS, 1, INTERRUPTED, "error: interrupted\n"),
         (IN_WORK, 1, INTERRUPTED, "error: interrupted; tidy\n"),
+        (IN_A_LIBRARY, 1, INTERRUPTED, "error: interrupted; tidy\n"),
         (IN_TIDYING, 2, INTERRUPTED, "error: interrupted\n"),
         (ANSWERED, 3, 7, ""),
         (BEHIND_WORK, 1, -signal.SIGINT, ""),

@@ -135,19 +135,24 @@ def code_of(command: Callable[[], int | None], interrupted: str = "interrupted")
             code = command() or 0
             print(end="", flush=True)
             return code
-    except (ValueError, OSError) as error:
-        if isinstance(error, BrokenPipeError) and _is_unread():
-            return UNREAD
+    except (KeyboardInterrupt, Exception) as error:
+        if isinstance(error, KeyboardInterrupt) or interrupts().is_raised:  # which OmegaConf makes an error of its own
+            LOG.error(interrupted)
+            return INTERRUPTED
+        return _code_of_error(error)
+
+
+def _code_of_error(error: Exception) -> int:
+    """Log an error of a command, and return its exit code; raise it again if it is a bug."""
+    if isinstance(error, BrokenPipeError) and _is_unread():
+        return UNREAD
+    if isinstance(error, ValueError | OSError):
         LOG.error(error)
         return code_of_refusal(error)
-    except RuntimeError as error:
-        if not is_out_of_memory(error):
-            raise
+    if isinstance(error, RuntimeError) and is_out_of_memory(error):
         LOG.error(out_of_memory(error, platform.node(), "less at once, such as a smaller batch, takes less"))
         return UNUSABLE
-    except KeyboardInterrupt:
-        LOG.error(interrupted)
-        return INTERRUPTED
+    raise error
 
 
 def code_of_refusal(error: Exception) -> int:

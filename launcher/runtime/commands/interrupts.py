@@ -55,6 +55,11 @@ class Interrupts:
         """Continue after an interrupt: the next one counts as the first again."""
         self._answered = self._raised  # the raised ones: the thread may read one only after it was answered
 
+    @property
+    def is_raised(self) -> bool:
+        """Return whether an interrupt was raised that no code has answered."""
+        return self._raised > self._answered
+
     def _listen(self, reader: int) -> None:
         while True:
             select.select([reader], [], [])
