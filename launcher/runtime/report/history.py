@@ -131,7 +131,7 @@ def read_history(folder: Path) -> History:
     """
     file = folder / "metrics.jsonl"
     if not file.is_file() and (folder / STATUS).is_file():
-        raise ValueError(f"{folder}: the run has logged nothing yet; status.py says where it stands")
+        raise ValueError(f"{folder}: no metrics.jsonl yet: the run has logged nothing; status.py says where it stands")
     if not file.is_file():
         inside = f"{folder}/*" if any(folder.glob("*/metrics.jsonl")) else "runs/quickstart"
         raise ValueError(f"{folder}: no metrics.jsonl there; give a run folder, such as {inside}")

@@ -351,7 +351,8 @@ def test_a_folder_that_is_no_run_is_one_error_and_no_page(command: Command, tmp_
     assert not (tmp_path / "report.html").exists()
     (tmp_path / "status.json").write_text("{}")
     done = command("report", tmp_path)
-    assert done.stderr == f"error: {tmp_path}: the run has logged nothing yet; status.py says where it stands\n"
+    told = "no metrics.jsonl yet: the run has logged nothing; status.py says where it stands"
+    assert done.stderr == f"error: {tmp_path}: {told}\n"
 
 
 def test_a_page_that_cannot_be_written_is_refused(command: Command, tmp_path: Path) -> None:
