@@ -136,7 +136,8 @@ def code_of(command: Callable[[], int | None], interrupted: str = "interrupted")
             print(end="", flush=True)
             return code
     except (KeyboardInterrupt, Exception) as error:
-        if isinstance(error, KeyboardInterrupt) or interrupts().is_raised:  # which OmegaConf makes an error of its own
+        # OmegaConf may raise an error of its own in place of the interrupt
+        if isinstance(error, KeyboardInterrupt) or interrupts().is_raised:
             LOG.error(interrupted)
             return INTERRUPTED
         return _code_of_error(error)
