@@ -12,7 +12,7 @@ from itertools import pairwise
 from pydantic import BaseModel, PositiveInt
 
 
-class BatchStage(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
+class BatchStage(BaseModel, extra="forbid", frozen=True, strict=True):
     """Describe a smaller batch, used for a while at the start of training."""
 
     tokens: PositiveInt

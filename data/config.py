@@ -13,7 +13,7 @@ from plumbline.data.remote.cache import CacheConfig
 from plumbline.data.tasks.kinds import AnyTaskConfig
 
 
-class WeightChange(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
+class WeightChange(BaseModel, extra="forbid", frozen=True, strict=True):
     """Change the weight of a source at some point of training."""
 
     tokens: int = Field(ge=1)
@@ -26,7 +26,7 @@ class WeightChange(BaseModel, extra="forbid", frozen=True, strict=True, use_attr
     """Tokens over which the weight changes linearly. 0: at once."""
 
 
-class SourceConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
+class SourceConfig(BaseModel, extra="forbid", frozen=True, strict=True):
     """Describe one corpus or task and its share of the training samples."""
 
     path: HomePath | list[HomePath] | None = None
@@ -97,7 +97,7 @@ class SourceConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attr
         return last_part(self.paths[0])
 
 
-class DataConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
+class DataConfig(BaseModel, extra="forbid", frozen=True, strict=True):
     """Configure what the model reads, and in which batch shape."""
 
     train: list[SourceConfig] = Field(min_length=1)

@@ -12,7 +12,7 @@ Checksum = Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
 """A checksum. It names a file in the cache of remote corpora, so it must not be a path."""
 
 
-class FileRecord(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
+class FileRecord(BaseModel, extra="forbid", frozen=True, strict=True):
     """State what one file of the corpus must be."""
 
     size: int = Field(ge=0)
@@ -26,7 +26,7 @@ class FileRecord(BaseModel, extra="forbid", frozen=True, strict=True, use_attrib
     one."""
 
 
-class Counts(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
+class Counts(BaseModel, extra="forbid", frozen=True, strict=True):
     """Count what is in a split, or in a part of one."""
 
     documents: int = Field(ge=0)
@@ -39,7 +39,7 @@ class Counts(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_
     """UTF-8 bytes of source text: the denominator of bits per byte."""
 
 
-class SplitRecord(Counts, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
+class SplitRecord(Counts, extra="forbid", frozen=True, strict=True):
     """Hold the counts of one split and where its tokens are."""
 
     shards: list[str] = []
@@ -47,7 +47,7 @@ class SplitRecord(Counts, extra="forbid", frozen=True, strict=True, use_attribut
     split."""
 
 
-class HeldOutRecord(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
+class HeldOutRecord(BaseModel, extra="forbid", frozen=True, strict=True):
     """State which documents are held out, so that documents added later are chosen by the same rule."""
 
     threshold: str
@@ -57,7 +57,7 @@ class HeldOutRecord(BaseModel, extra="forbid", frozen=True, strict=True, use_att
     """Documents of more bytes than this are cut in two; null if none is."""
 
 
-class TokenizerRecord(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
+class TokenizerRecord(BaseModel, extra="forbid", frozen=True, strict=True):
     """State which tokenizer made the tokens."""
 
     spec: str
@@ -67,7 +67,7 @@ class TokenizerRecord(BaseModel, extra="forbid", frozen=True, strict=True, use_a
     """Hash of tokenizer/tokenizer.json."""
 
 
-class Manifest(BaseModel, extra="ignore", frozen=True, strict=True, use_attribute_docstrings=True):
+class Manifest(BaseModel, extra="ignore", frozen=True, strict=True):
     """Hold the contents of corpus.json."""
 
     format_version: Literal[1, 2] = 1

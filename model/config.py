@@ -27,7 +27,7 @@ def _nullable(model: type[BaseModel]) -> set[str]:
     return {key for key, field in model.model_fields.items() if type(None) in get_args(field.annotation)}
 
 
-class ModelConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
+class ModelConfig(BaseModel, extra="forbid", frozen=True, strict=True):
     """Configure everything that determines the decoder's function, except the parameterization's multipliers."""
 
     family: str = "qwen3"

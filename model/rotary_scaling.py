@@ -13,7 +13,7 @@ from pydantic import model_validator as validator
 from torch import Tensor
 
 
-class LinearScaling(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
+class LinearScaling(BaseModel, extra="forbid", frozen=True, strict=True):
     """Divide every frequency (position interpolation, arXiv 2306.15595)."""
 
     rope_type: Literal["linear"]
@@ -31,7 +31,7 @@ class LinearScaling(BaseModel, extra="forbid", frozen=True, strict=True, use_att
         return 1.0
 
 
-class Llama3Scaling(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
+class Llama3Scaling(BaseModel, extra="forbid", frozen=True, strict=True):
     """Divide low frequencies and keep high ones, with a smooth transition (Llama 3.1)."""
 
     rope_type: Literal["llama3"]
@@ -66,7 +66,7 @@ class Llama3Scaling(BaseModel, extra="forbid", frozen=True, strict=True, use_att
         return 1.0
 
 
-class YarnScaling(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
+class YarnScaling(BaseModel, extra="forbid", frozen=True, strict=True):
     """Divide low frequencies and keep high ones, with a ramp over dimensions in between, and sharpen attention (YaRN).
 
     arXiv 2309.00071, sections 3.2 to 3.4.

@@ -36,7 +36,7 @@ NOW = -1
 """Steps until a piece is needed if its reader is waiting: everything else is needed later."""
 
 
-class CacheConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
+class CacheConfig(BaseModel, extra="forbid", frozen=True, strict=True):
     """Configure where corpora at URLs are cached on this machine."""
 
     path: HomePath | None = None

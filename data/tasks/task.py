@@ -70,7 +70,7 @@ class OwnScores(NamedTuple):
     each score, or nan where the task lacks it."""
 
 
-class TaskConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
+class TaskConfig(BaseModel, extra="forbid", frozen=True, strict=True):
     """Configure a task. Token 0 is padding, and occurs only in examples that are text."""
 
     name: str

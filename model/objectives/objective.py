@@ -54,9 +54,7 @@ class Decoding:
     """Whether text after a thought sees it."""
 
 
-class ObjectiveSettings(
-    BaseModel, extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
-):
+class ObjectiveSettings(BaseModel, extra="forbid", frozen=True, strict=True, allow_inf_nan=False):
     """Configure one objective, and state what other code must know about it before it is built.
 
     A subclass adds a `name` and its own keys.

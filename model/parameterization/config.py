@@ -11,7 +11,7 @@ OWN_FACTORS = ("lr_multipliers", "weight_decay_multipliers", "init_multipliers",
 """Keys of the section with a user's own factors, by role or name."""
 
 
-class ParameterizationConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
+class ParameterizationConfig(BaseModel, extra="forbid", frozen=True, strict=True):
     """Choose the rule that scales the hyperparameters, and the base model at which they were tuned."""
 
     rule: Literal["sp", "mup", "depth_alpha", "completep"] = "completep"

@@ -31,7 +31,7 @@ PLAIN_BITS = 16  # bits of unrounded values, as precision laws count them
 FLOAT8_MULTIPLE = 16  # both dimensions of a matrix must be multiples of this for a GPU's float8 units
 
 
-class PrecisionConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
+class PrecisionConfig(BaseModel, extra="forbid", frozen=True, strict=True):
     """Configure rounding in the forward pass of the blocks; embedding, head, norms and gradients are not rounded.
 
     Weights, activations and kv_cache take a number of bits P (integers), a format (e4m3, int8, ...), a block format

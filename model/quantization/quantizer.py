@@ -91,7 +91,7 @@ class Grid:
         return Limits(-self.zero * self.scale, (2**self.format.bits - 1 - self.zero) * self.scale)
 
 
-class Quantizer(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
+class Quantizer(BaseModel, extra="forbid", frozen=True, strict=True):
     """Configure how the values of one kind of tensor are rounded."""
 
     format: str

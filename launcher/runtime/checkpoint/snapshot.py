@@ -7,7 +7,6 @@ from typing import Any
 from plumbline.launcher.runtime.checkpoint.store import CONFIG, STATE, BrokenWeightsError, TrainState
 from plumbline.launcher.runtime.checkpoint.tensors import collect, shard_name
 from plumbline.launcher.runtime.checkpoint.weights import TensorFile
-from plumbline.launcher.runtime.config.load import as_yaml
 from plumbline.launcher.runtime.engine.base import Engine
 from plumbline.launcher.runtime.ranks.collectives import gather_objects
 from plumbline.launcher.runtime.ranks.world import World
@@ -41,17 +40,17 @@ def take_snapshot(engine: Engine, state: TrainState, locally: bool) -> Snapshot:
     Raises:
         BrokenWeightsError: a weight is not finite.
     """
-    config, world = engine.config, engine.world
+    world, deepspeed = engine.world, engine.config.deepspeed
     mine, broken = collect(engine, locally)
     _refuse_broken(broken, world)
     files: dict[str, TensorFile | str] = {shard_name(world.rank): mine}
     if world.is_main or locally:
-        files[CONFIG] = as_yaml(config)
+        files[CONFIG] = engine.written_config
         files[STATE] = json.dumps(state.to_json(), indent=2) + "\n"
     facts = {
         "world_size": world.size,
-        "zero_stage": config.deepspeed.zero_stage,
-        "precision": config.deepspeed.precision,
+        "zero_stage": deepspeed.zero_stage,
+        "precision": deepspeed.precision,
         **state.facts,
     }
     return Snapshot(files, facts)

@@ -10,7 +10,7 @@ from plumbline.data.paths import HomePath
 from plumbline.launcher.runtime.config.sections import CheckpointConfig
 
 
-class NonFiniteConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
+class NonFiniteConfig(BaseModel, extra="forbid", frozen=True, strict=True):
     """Limit how many updates may be skipped because their gradient is not finite."""
 
     max_skipped: PositiveInt = 10
@@ -18,7 +18,7 @@ class NonFiniteConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_a
     an applied update, are not finite, or if its last update is skipped."""
 
 
-class SpikeConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
+class SpikeConfig(BaseModel, extra="forbid", frozen=True, strict=True):
     """Define what counts as a spike, and how to respond to one."""
 
     action: Literal["ignore", "warn", "roll_back"] = "warn"
@@ -34,21 +34,21 @@ class SpikeConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attri
     """For roll_back: steps before a spike whose data is skipped too, because they may be its cause."""
 
 
-class LossSpikeConfig(SpikeConfig, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
+class LossSpikeConfig(SpikeConfig, extra="forbid", frozen=True, strict=True):
     """Define a spike of the training loss."""
 
     nats: PositiveFloat = 0.5
     """Minimum height of a spike above the median, nats per token, in addition to `deviations`."""
 
 
-class GradientSpikeConfig(SpikeConfig, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
+class GradientSpikeConfig(SpikeConfig, extra="forbid", frozen=True, strict=True):
     """Define a spike of the gradient's norm before clipping; its deviations are those of its logarithm."""
 
     factor: float = Field(default=8.0, gt=1.0)
     """Minimum ratio of a spike to the median, in addition to `deviations`."""
 
 
-class TransferConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
+class TransferConfig(BaseModel, extra="forbid", frozen=True, strict=True):
     """Choose the run with which the sizes of updates are compared."""
 
     base: HomePath | None = Field(default=None, min_length=1)
@@ -58,7 +58,7 @@ class TransferConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_at
     """Factor by which a size may be larger or smaller than in the base run."""
 
 
-class GuardsConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
+class GuardsConfig(BaseModel, extra="forbid", frozen=True, strict=True):
     """Configure the guards of a run, and how often it may go back (docs/guards.md)."""
 
     max_rollbacks: NonNegativeInt = 3

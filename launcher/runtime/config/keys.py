@@ -1,14 +1,21 @@
 """Describe every key of a configuration as a JSON Schema, for the documentation and for editors.
 
-Types, defaults and meanings are those of the schema's fields. What only their checks know is added: names of kinds, the
-spelling of durations, short spellings, and the effect of omitting a key.
+Types, defaults and meanings are those of the schema's fields. Meanings are read from the sources here, since pydantic
+would read them at the start of every command. What only checks know is added: names of kinds, the spelling of
+durations, short spellings, and the effect of omitting a key.
 """
 
+import ast
+import inspect
 import json
 import re
 from collections.abc import Iterable, Iterator
 from copy import deepcopy
-from typing import Any
+from itertools import pairwise
+from textwrap import dedent
+from typing import Any, get_args
+
+from pydantic import BaseModel
 
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.optim.duration import WRITTEN, Duration
@@ -43,6 +50,9 @@ def described() -> Node:
     """Return the JSON Schema of a whole configuration."""
     schema = Config.model_json_schema()
     keys = schema["$defs"]
+    for kind in sections_in(Config):
+        properties = (schema if kind is Config else keys[kind.__name__])["properties"]
+        properties |= {key: {"description": text, **properties[key]} for key, text in meanings(kind).items()}
     keys["Duration"] = {"type": "string", "pattern": f"^{WRITTEN.pattern}$"}
     for (section, key), names in KINDS.items():
         keys[section]["properties"][key]["enum"] = [*names]
@@ -58,6 +68,29 @@ def described() -> Node:
         if isinstance(node.get("description"), str):
             node["description"] = as_in_yaml(node["description"])
     return schema
+
+
+def sections_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    """Yield the classes of all sections that a value of some type may hold, some of them more than once."""
+    parts = get_args(annotation)
+    if not parts and isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+        parts = tuple(field.annotation for field in annotation.model_fields.values())
+    for part in parts:
+        yield from sections_in(part)
+
+
+def meanings(kind: type[BaseModel]) -> dict[str, str]:
+    """Return key -> the text below its field in the source of a class, or of one that the class extends."""
+    found: dict[str, str] = {}
+    for extended in reversed(kind.__mro__[: kind.__mro__.index(BaseModel)]):
+        (source,) = ast.parse(dedent(inspect.getsource(extended))).body
+        assert isinstance(source, ast.ClassDef)
+        for field, below in pairwise(source.body):
+            match field, below:
+                case ast.AnnAssign(target=ast.Name(key)), ast.Expr(ast.Constant(str(text))) if key in kind.model_fields:
+                    found[key] = inspect.cleandoc(text)
+    return found
 
 
 def for_editors() -> Node:

@@ -33,7 +33,7 @@ EXACT_COUNTS = 2**24
 """Largest count up to which fp32, which counts the labels of a step, is exact."""
 
 
-class Config(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
+class Config(BaseModel, extra="forbid", frozen=True, strict=True):
     """Hold the whole configuration of a run, which is saved with the run and with each checkpoint."""
 
     # "shapes" is what a change of the section affects, unless one of its fields overrides it: see identity.py

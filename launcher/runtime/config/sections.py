@@ -15,7 +15,7 @@ FolderName = Annotated[str, Field(min_length=1, pattern=r"^[\w.+-]*[\w+-][\w.+-]
 """Letters, digits, _ . + and -, not dots alone."""
 
 
-class RunConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
+class RunConfig(BaseModel, extra="forbid", frozen=True, strict=True):
     """Define where a run is kept and what makes it repeatable."""
 
     name: FolderName
@@ -42,7 +42,7 @@ class RunConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribu
         return Path(self.root) / self.name
 
 
-class ProfileConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
+class ProfileConfig(BaseModel, extra="forbid", frozen=True, strict=True):
     """Choose the steps to trace."""
 
     start: PositiveInt
@@ -54,7 +54,7 @@ class ProfileConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_att
 Recomputation = Literal["none", "selective", "full", "auto"]
 
 
-class TrainConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
+class TrainConfig(BaseModel, extra="forbid", frozen=True, strict=True):
     """Define how long to train, and how often to log and evaluate."""
 
     steps: PositiveInt | None = None
@@ -115,7 +115,7 @@ class TrainConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attri
 STAGES = {"anyOf": [{"type": "integer", "minimum": 0, "maximum": 3}, {"const": "auto"}]}
 
 
-class DeepSpeedConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
+class DeepSpeedConfig(BaseModel, extra="forbid", frozen=True, strict=True):
     """Configure DeepSpeed. The rest of its configuration is generated, with every key explicit."""
 
     zero_stage: Annotated[int, Field(ge=0, le=3), WithJsonSchema(STAGES)] = 1
@@ -142,7 +142,7 @@ class DeepSpeedConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_a
         return self
 
 
-class LocalCheckpointConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
+class LocalCheckpointConfig(BaseModel, extra="forbid", frozen=True, strict=True):
     """Define where each node keeps checkpoints of its own ranks, between those of the run folder."""
 
     path: HomePath
@@ -157,7 +157,7 @@ class LocalCheckpointConfig(BaseModel, extra="forbid", frozen=True, strict=True,
         return self
 
 
-class CheckpointConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
+class CheckpointConfig(BaseModel, extra="forbid", frozen=True, strict=True):
     """Define when to save and what to keep. The last step is always saved."""
 
     interval: PositiveInt | None = 1000
@@ -186,7 +186,7 @@ class CheckpointConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_
         return self
 
 
-class MetricsConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
+class MetricsConfig(BaseModel, extra="forbid", frozen=True, strict=True):
     """Define where metrics are written. metrics.jsonl is always written."""
 
     trackers: list[TrackerName] = ["tensorboard"]

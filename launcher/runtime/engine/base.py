@@ -9,6 +9,7 @@ Methods marked "Collective" communicate between ranks: all ranks must call them,
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from torch.profiler import record_function
 
 from plumbline.launcher.runtime.config.errors import ConfigError
+from plumbline.launcher.runtime.config.load import as_yaml
 from plumbline.launcher.runtime.config.plan import RunPlan
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.pieces import Piece
@@ -58,6 +60,11 @@ class Engine(ABC):
         half_life = config.train.ema_half_life_tokens
         self.ema = None if half_life is None else MovingAverage(self.master_weights(), self.refresh_weights, half_life)
         """Moving average of the weights, if the run keeps one."""
+
+    @cached_property
+    def written_config(self) -> str:
+        """Return the configuration as checkpoints hold it: to write it takes as long as to copy a small model."""
+        return as_yaml(self.config)
 
     # -- training and evaluation ---------------------------------------------------------------------------------------
 

@@ -33,7 +33,7 @@ READ_BY: dict[str, tuple[str, ...]] = {
 """Key of the section -> the rules that read it."""
 
 
-class HorizonConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
+class HorizonConfig(BaseModel, extra="forbid", frozen=True, strict=True):
     """Choose the rules for batch size and training length, and the base at which the hyperparameters were tuned."""
 
     rule: Literal["none", "complete_dp", "power_law"] = "none"

@@ -130,7 +130,7 @@ def orthogonal_step(update: Tensor) -> Tensor:
     return stand_in.detach()
 
 
-class MuonKeys(BaseModel, use_attribute_docstrings=True):
+class MuonKeys(BaseModel):
     """Hold the keys of the optimizer section that Muon alone uses."""
 
     momentum: float | None = Field(default=None, ge=0, lt=1)

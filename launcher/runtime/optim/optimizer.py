@@ -29,7 +29,7 @@ ALIGNED = 8
 OPTIMIZERS: dict[str, OptimizerKind] = {kind.name: kind for kind in (ADAMW, MUON, SOAP_KIND)}
 
 
-class CommonKeys(BaseModel, use_attribute_docstrings=True):
+class CommonKeys(BaseModel):
     """Hold the keys of the optimizer section that every optimizer uses, at the base size."""
 
     name: str = Field(default=ADAMW.name, json_schema_extra={"shapes": "state"})
@@ -51,9 +51,7 @@ class CommonKeys(BaseModel, use_attribute_docstrings=True):
     same at any size."""
 
 
-class OptimizerConfig(
-    SOAPKeys, MuonKeys, CommonKeys, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True
-):
+class OptimizerConfig(SOAPKeys, MuonKeys, CommonKeys, extra="forbid", frozen=True, strict=True):
     """Configure the optimizer; lr, weight_decay and eps scale from the base size by the role of each tensor."""
 
     @model_validator(mode="before")

@@ -60,7 +60,7 @@ SHAPES = {
 }
 
 
-class BranchConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
+class BranchConfig(BaseModel, extra="forbid", frozen=True, strict=True):
     """Cool down from a checkpoint of another run, the parent, in a run folder of its own (checkpoint/branch.py).
 
     The shape and end value are those of the schedule section. The run ends with the cooldown; train.steps and
@@ -99,7 +99,7 @@ class BranchConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attr
         return self.length.end_step(batch_plan, self.first_step)
 
 
-class ScheduleConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
+class ScheduleConfig(BaseModel, extra="forbid", frozen=True, strict=True):
     """Raise the rate linearly, then follow a shape."""
 
     name: str = "wsd"

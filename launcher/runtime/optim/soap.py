@@ -143,7 +143,7 @@ def out_of_basis(matrix: Tensor, state: dict[str, Any]) -> Tensor:
     return matrix @ state["basis_1"].mT if "basis_1" in state else matrix
 
 
-class SOAPKeys(BaseModel, use_attribute_docstrings=True):
+class SOAPKeys(BaseModel):
     """Hold the keys of the optimizer section that only SOAP uses."""
 
     precondition_frequency: PositiveInt | None = None

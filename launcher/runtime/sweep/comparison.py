@@ -99,7 +99,7 @@ class ComparisonSummary:
         return tables
 
 
-class ComparisonConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
+class ComparisonConfig(BaseModel, extra="forbid", frozen=True, strict=True):
     """Configure how a comparison is evaluated."""
 
     variants: str

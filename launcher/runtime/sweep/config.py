@@ -22,7 +22,7 @@ Axis = list[Any] | dict[str, Values]
 OURS = ("run.name", "run.root", "run.seed")  # keys that the sweep sets for each cell
 
 
-class GridConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
+class GridConfig(BaseModel, extra="forbid", frozen=True, strict=True):
     """Configure the product of some axes."""
 
     axes: dict[str, Axis] = Field(min_length=1)
@@ -58,7 +58,7 @@ class GridConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attrib
         return self
 
 
-class SweepConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
+class SweepConfig(BaseModel, extra="forbid", frozen=True, strict=True):
     """Configure a sweep. Its cells are the union of its grids, repeated for each seed."""
 
     name: FolderName

@@ -32,7 +32,7 @@ from plumbline.model.parameterization.initialization import initialize
 RECORD_AT = (0, 1, 2, 4, 10)  # steps; those beyond train.steps are left out
 
 
-class CoordinateCheckConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
+class CoordinateCheckConfig(BaseModel, extra="forbid", frozen=True, strict=True):
     """Configure how a coordinate check is evaluated. Sizes come from the cells themselves."""
 
     curves: str

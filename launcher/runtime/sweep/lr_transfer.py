@@ -29,7 +29,7 @@ from plumbline.launcher.runtime.sweep.result import Result
 from plumbline.launcher.runtime.sweep.seed_means import mean, standard_error
 
 
-class LrTransferConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
+class LrTransferConfig(BaseModel, extra="forbid", frozen=True, strict=True):
     """Configure how a learning-rate transfer sweep is evaluated. Sizes and learning rates come from the cells."""
 
     curves: str

@@ -44,7 +44,7 @@ CACHE_KINDS: dict[str, tuple[Granularity, Granularity]] = {
 CACHE = re.compile(r"kv(?P<bits>\d+)")
 
 
-class Recipe(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
+class Recipe(BaseModel, extra="forbid", frozen=True, strict=True):
     """Describe one way to quantize a trained model: the linear layers of its blocks, and its keys and values."""
 
     name: str
