@@ -96,7 +96,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Mark the proofs, and sort the folders; within one, tests stay as they are."""
     marked = set()
     for item in items:
-        found = {line for line in PROOFS if line.search(item.nodeid)}
+        name = item.nodeid  # made anew each time
+        found = {line for line in PROOFS if line.search(name)}
         marked |= found
         if found:
             item.add_marker("proof")

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from matplotlib.axes import Axes
-from scipy import stats
 
 from plumbline.launcher.runtime.commands.figures import panels, save_png
 from plumbline.launcher.runtime.quantize.row import Row
@@ -89,6 +88,8 @@ def correlations(lines: Lines) -> dict[str, str]:
 
 def spearman(pairs: Sequence[tuple[float, float]]) -> float:
     """Return Spearman's rank correlation, -1 to 1, or nan if one side is constant."""
+    from scipy import stats  # takes a second, and most pages of runs have no such lines
+
     sides = list(zip(*pairs, strict=True))
     return float(stats.spearmanr(*sides).statistic) if all(len(set(side)) > 1 for side in sides) else math.nan
 
