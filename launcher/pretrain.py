@@ -30,6 +30,7 @@ import time
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from plumbline.launcher.runtime.commands import cli
 from plumbline.launcher.runtime.system.before_torch import announce, slurm_ranks
@@ -124,48 +125,65 @@ def main() -> int:
     """Check everything that can be checked, then train."""
     arguments = parse_arguments()
     try:
-        world = read_world()
-        reports = world.is_main and not arguments.print_config  # --print-config prints only YAML
-        stage = partial(choose_stage, world=world, told=reports)
-        config = branch.resolve(load_config(arguments.config, arguments.overrides, stage))
-        plan = plan_run(config)
-        if arguments.print_config:
-            if world.is_main:
-                TRAINING.info(as_yaml(config).rstrip())
+        start = check(arguments)
+        if start is None:
             return COMPLETE
-        single_rank = world.size == 1  # then every answer can be given before DeepSpeed starts
-        inputs = open_checked(config, plan, world, alone=single_rank)
-        if single_rank:
-            check_trackers(config.metrics.trackers)
-        if single_rank and is_finished(config, world):
-            return COMPLETE
-        determinism.enforce(config.run.repeats, world.device)
-        if world.is_main:
-            TRAINING.info("\n".join(describe(config, plan, inputs, world)))
-        watchdog = None if arguments.dry_run else begin_watch(config, world)
-        process_group.join(world, config.deepspeed.timeout_minutes)
-        if not single_rank and is_finished(config, world):
-            process_group.leave()
-            return COMPLETE
-        check_together(config, plan, inputs, world)
-        if arguments.dry_run:
-            rehearse(config, inputs, world)
-            process_group.leave()
-            return COMPLETE
-        watch_time_limit(STOP, world.is_main)
+        watch_time_limit(STOP, start.world.is_main)
     except (ValueError, OSError, RuntimeError) as error:
         STOP.end_if_asked()
         if isinstance(error, RuntimeError) and user_facing(error) is error:  # a bug
             raise
         return refuse(error, arguments)
     stamp_lines()
-    folder = config.run.folder
+    folder, world = start.config.run.folder, start.world
     try:
         with begin_attempt(folder, world, newest_checkpoint) as status, rank_log(folder / "logs", world):
             STOP.tell, STOP.save_seconds = status.end, status.save_seconds
-            return attempt(config, inputs, world, status, watchdog)
+            return attempt(start, status)
     except (RunLockedError, OSError) as error:
         return report(error, code_of(error, folder))
+
+
+class Start(NamedTuple):
+    """Hold what a run needs to train, once everything was checked and its ranks have met."""
+
+    config: Config
+    inputs: Inputs
+    world: World
+    watchdog: Watchdog
+
+
+def check(arguments: argparse.Namespace) -> Start | None:
+    """Check a run, first each rank alone, then together. Returns None if nothing is to be trained. Collective."""
+    world = read_world()
+    reports = world.is_main and not arguments.print_config  # --print-config prints only YAML
+    stage = partial(choose_stage, world=world, told=reports)
+    config = branch.resolve(load_config(arguments.config, arguments.overrides, stage))
+    plan = plan_run(config)
+    if arguments.print_config:
+        if world.is_main:
+            TRAINING.info(as_yaml(config).rstrip())
+        return None
+    single_rank = world.size == 1  # then every answer can be given before DeepSpeed starts
+    inputs = open_checked(config, plan, world, alone=single_rank)
+    if single_rank:
+        check_trackers(config.metrics.trackers)
+        if is_finished(config, world):
+            return None
+    determinism.enforce(config.run.repeats, world.device)
+    if world.is_main:
+        TRAINING.info("\n".join(describe(config, plan, inputs, world)))
+    watchdog = None if arguments.dry_run else begin_watch(config, world)
+    process_group.join(world, config.deepspeed.timeout_minutes)
+    if not single_rank and is_finished(config, world):
+        process_group.leave()
+        return None
+    check_together(config, plan, inputs, world)
+    if watchdog is None:
+        rehearse(config, inputs, world)
+        process_group.leave()
+        return None
+    return Start(config, inputs, world, watchdog)
 
 
 def begin_watch(config: Config, world: World) -> Watchdog:
@@ -176,11 +194,11 @@ def begin_watch(config: Config, world: World) -> Watchdog:
     return watchdog
 
 
-def attempt(config: Config, inputs: Inputs, world: World, status: RunStatus, watchdog: Watchdog | None) -> int:
+def attempt(start: Start, status: RunStatus) -> int:
     """Train, record in the run's status how training ended, and return the exit code."""
-    folder = config.run.folder
+    folder = start.config.run.folder
     try:
-        complete = train(config, inputs, world, STOP, status, watchdog)
+        complete = train(start.config, start.inputs, start.world, STOP, status, start.watchdog)
     except (ValueError, OSError, RuntimeError) as error:
         STOP.end_if_asked()
         code = code_of(error, folder, status.step)

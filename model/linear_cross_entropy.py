@@ -213,4 +213,4 @@ def _scale(gradient: Tensor, scale: Tensor) -> None:
     power of two if labels are ignored. Works in pieces, because an fp32 copy would add to the peak memory of a step.
     """
     for part in gradient.split(max(1, CHUNK_ELEMENTS // gradient.size(1))):
-        part.mul_(scale[None, None])  # with a plain scalar, torch would compute in the gradient's dtype
+        part.mul_(scale[None, None])  # GPUs would round a plain scalar to the gradient's dtype

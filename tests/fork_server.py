@@ -44,6 +44,8 @@ IMPORTS = (
     "torch.utils.tensorboard",
     "transformers.models.qwen3.modeling_qwen3",
 )
+BASE = "PLUMBLINE_FORK_SERVER"
+"""Environment variable with the socket of a server that has imported nothing of ours."""
 ALIVE_INTERVAL = 2.0
 """Seconds between two looks at the owner."""
 
@@ -104,18 +106,18 @@ def serve(place: str, owner: int) -> dict[str, Any] | None:
 
 def guard(connection: socket.socket) -> dict[str, Any]:
     """Fork once more: the guard tells the client how the other one ends, the other one returns the request."""
-    with connection.makefile("rw", encoding="utf-8") as stream:
+    with contextlib.suppress(ConnectionError), connection.makefile("rw", encoding="utf-8") as stream:
         request: dict[str, Any] = json.loads(stream.readline())
         child = os.fork()
         if child == 0:
             return request
-        with contextlib.suppress(ConnectionError):  # the client may be gone
-            print(child, file=stream, flush=True)
-            end = os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
-            assert end is not None
-            print(end.si_status if end.si_code == os.CLD_EXITED else -end.si_status, file=stream, flush=True)
-            stream.readline()  # ends when the client has read it: its number is nobody else's until then
-        os.waitpid(child, 0)
+        print(child, file=stream, flush=True)
+        end = os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+        assert end is not None
+        # The client may be gone by now
+        print(end.si_status if end.si_code == os.CLD_EXITED else -end.si_status, file=stream, flush=True)
+        stream.readline()  # ends when the client has read it: its number is nobody else's until then
+    os.waitpid(child, 0)
     os._exit(0)
 
 
@@ -178,13 +180,20 @@ class Forked:
 def start_server(place: Path, owner: int, environment: Mapping[str, str], modules: Sequence[str] = IMPORTS) -> None:
     """Start a server at a socket and wait until it answers; it lives as long as the process `owner`.
 
+    Where `BASE` is set, it is a fork of that server, and imports what that one lacks.
+
     Raises:
         AssertionError: it has ended instead; the message is what it said.
     """
     log = place.with_suffix(".log")
-    with log.open("wb") as output:
-        command = [sys.executable, __file__, str(place), str(owner), *modules]
-        server = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+    command = [__file__, str(place), str(owner), *modules]
+    server: subprocess.Popen[bytes] | Forked
+    if base := os.environ.get(BASE):
+        server = Forked(Path(base), command, place.parent, environment, Path(os.devnull), log)
+    else:
+        with log.open("wb") as output:
+            command = [sys.executable, *command]
+            server = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
     while not place.exists():
         assert server.poll() is None, log.read_text(errors="replace")
         time.sleep(0.05)

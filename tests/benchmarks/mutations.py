@@ -32,6 +32,13 @@ FOLDER = Path(__file__).with_name("mutations_of")
 PATIENCE = 300  # seconds for one test: a mutation may make it wait for ever, which is red
 PRELOADED = ("pytest", "hypothesis", "torch", "safetensors.torch", "transformers", "omegaconf", "pydantic")
 """Imported once; the tests of each mutation run in a fork. Nothing of ours is among them."""
+OF_RANKS = (
+    "deepspeed.runtime.zero.muon.muon_optimizer",
+    "matplotlib.pyplot",
+    "scipy.stats",
+    "torch._inductor.compile_fx",
+)
+"""Imported once more, by the server from which the servers of tests are forked (tests/fork_server.py)."""
 RED, GREEN = "red", "GREEN"
 
 
@@ -115,6 +122,20 @@ def run_tests(tests: tuple[str, ...], root: Path) -> int:
     os._exit(pytest.main([*tests, "-q", "-x", "-p", "no:cacheprovider", f"--timeout={PATIENCE}"]))
 
 
+def serve_forks(root: Path) -> None:
+    """Start a server that the tests' own are forked from, so that each of those imports nothing but ours."""
+    place = root / "forks"
+    script = root / "tests" / "fork_server.py"
+    program = [sys.executable, str(script), str(place), str(os.getpid()), *PRELOADED, *OF_RANKS]
+    ours = {"PYTHONPATH": str(root / "launcher"), "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
+    kept = {**os.environ, **ours, "CUDA_VISIBLE_DEVICES": "", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+    server = subprocess.Popen(program, env=kept, stdin=subprocess.DEVNULL)
+    while not place.exists():
+        assert server.poll() is None, "the server has ended"
+        time.sleep(0.05)
+    os.environ["PLUMBLINE_FORK_SERVER"] = str(place)
+
+
 def key(mutation: Mutation, root: Path) -> str:
     """Return what a verdict depends on, as far as it is kept: the mutation, the mutated file and the tests."""
     files = [mutation.file, *(test.partition("::")[0] for test in mutation.tests)]
@@ -154,6 +175,7 @@ def main() -> int:
     verdicts, passed = [], set[tuple[str, ...]]()
     with tempfile.TemporaryDirectory() as folder:
         copy_checkout(Path(folder))
+        serve_forks(Path(folder))
         for number, mutation in enumerate(chosen, start=1):
             began, verdict = time.monotonic(), known.get(key(mutation, Path(folder)))
             if verdict != RED:

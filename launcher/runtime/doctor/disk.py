@@ -1,5 +1,7 @@
 """Compare the free space and inodes at the run folder, and the space on the nodes, with the needs of checkpoints.
 
+And see that nothing lies where their folder will be.
+
 Free space is what statvfs reports, which ignores user and group quotas, and knows folder quotas only on some file
 systems.
 """
@@ -17,13 +19,15 @@ FILES_BESIDES_SHARDS = 100
 
 def measure(place: Place) -> Facts:
     """Return free bytes and inodes, and how many checkpoints need; None where unknown."""
-    folder = existing(place.folder / "checkpoints")  # which may be a link to a larger disk
+    wanted = place.folder / "checkpoints"  # which may be a link to a larger disk
+    folder = existing(wanted)
     found = os.statvfs(folder)
     need = place.need
     local = {} if place.local is None else _measure_local(place.local)
     return {
         **local,
         "folder": str(folder),
+        "in_the_way": str(wanted) if os.path.lexists(wanted) and folder != wanted.absolute() else None,
         "free_bytes": found.f_bavail * found.f_frsize + (0 if need is None else need.leftovers),
         "free_files": found.f_favail if found.f_files > 0 else None,  # some file systems do not count them
         "checkpoint_bytes": None if need is None else need.bytes,
@@ -48,7 +52,7 @@ def existing(folder: Path) -> Path:
 
 
 def judge(reports: Sequence[Report]) -> list[Finding]:
-    """Report as bad if one checkpoint does not fit, and warn if not all kept ones do.
+    """Report as bad if one checkpoint does not fit or has no folder, and warn if not all kept ones fit.
 
     Nodes that share the folder all see the same, so the one with the least space is reported. It is named if others see
     a different folder.
@@ -74,6 +78,11 @@ def judge(reports: Sequence[Report]) -> list[Finding]:
         )
         remedy = "delete files there, or set run.root to another file system"
         findings.append(Finding("bad", EVERYWHERE if shared else fewest.node, text, remedy))
+    blocked = next((report for report in reports if report.facts["in_the_way"]), None)
+    if blocked is not None:
+        text = f"{blocked.facts['in_the_way']} is a file, or a link that leads to no folder"
+        remedy = "move it away; checkpoints are written to a folder of this name"
+        findings.append(Finding("bad", EVERYWHERE if shared else blocked.node, text, remedy))
     findings += _judge_local(reports)
     takes = "" if need is None else f", one checkpoint takes {gigabytes(need)}"
     return findings or [Finding("ok", EVERYWHERE, f"{where}{takes}; quotas are not seen")]

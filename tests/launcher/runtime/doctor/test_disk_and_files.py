@@ -53,6 +53,27 @@ def test_measured_where_a_link_leads_from_the_run_folder(tmp_path: Path, monkeyp
     assert seen == [tmp_path / "scratch"]
 
 
+def test_what_lies_where_checkpoints_will_be_is_found_before_the_first_of_them(
+    tmp_path: Path, tiny_config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or the first save would fail, after all the steps before it."""
+    config = load_config(tiny_config, [f"run.root={tmp_path}"])
+    place = config.run.folder / "checkpoints"
+    place.parent.mkdir()
+    monkeypatch.setattr(start, "AT_START", [Check("disk", disk.measure, disk.judge)])
+    monkeypatch.setattr(start, "gather_objects", lambda mine, _world: [mine])
+    told = f"{place} is a file, or a link that leads to no folder; move it away"
+    place.touch()
+    with pytest.raises(UnfitError, match=told):
+        check_start(config, plan_run(config), WORLD)
+    place.unlink()
+    place.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UnfitError, match=told):
+        check_start(config, plan_run(config), WORLD)
+    (tmp_path / "elsewhere").mkdir()
+    check_start(config, plan_run(config), WORLD)
+
+
 @pytest.mark.parametrize(
     ("free_bytes", "present", "level"),
     [(3.1e9, 0, "ok"), (2.9e9, 0, "warning"), (2.9e9, 1, "ok"), (0.9e9, 0, "bad"), (0.9e9, 2, "bad")],
