@@ -17,9 +17,10 @@ def training_flops_per_token(config: ModelConfig, sequence_length: int, objectiv
 
     N counts the elements of all matrices and of the head, without the embedding look-ups, as often as the objective
     uses them (`Work`); a frozen matrix needs no weight gradient and counts 4 instead of 6. The attention term counts
-    the full T x T square, as nanoGPT and torchtitan do, although a causal kernel computes half of it, and counts a slot
-    of a thought as a token; 12 is `map_flops`. Not counted are recomputation under activation checkpointing (that would
-    be HFU), the repeated values of the first block for model.value_residual, and the votes of pruned attention.
+    the full T x T square, as nanoGPT and torchtitan do, although a causal kernel computes half of it, or T keys of a
+    sliding window, although a mask that is written out computes all, and counts a slot of a thought as a token; 12 is
+    `map_flops`. Not counted are recomputation under activation checkpointing (that would be HFU), the repeated values
+    of the first block for model.value_residual, and the votes of pruned attention.
     """
     work = objective.work(sequence_length)
     own = {name: tensor for name, tensor in model_tensors(config, objective).items() if name.startswith("objective.")}
@@ -27,7 +28,8 @@ def training_flops_per_token(config: ModelConfig, sequence_length: int, objectiv
     head = 6 * config.hidden_size * config.vocab_size * work.head
     blocks = config.num_hidden_layers * work.blocks + work.own_blocks
     channels = config.num_attention_heads * config.head_dim
-    return matrices + head + attention_kind(config).map_flops * blocks * channels * sequence_length
+    keys = min(sequence_length, config.sliding_window or sequence_length)
+    return matrices + head + attention_kind(config).map_flops * blocks * channels * keys
 
 
 def _products(tensors: Mapping[str, ModelTensor], config: ModelConfig) -> int:

@@ -7,6 +7,9 @@
 
 The offsets n_x and b are from the paper's appendix K. Its main text drops them, and the appendix leaves their sign
 open; only with this sign do the published constants give the 7 to 8 bits that the paper finds optimal.
+
+P_post is the bits of weights. Weights that were trained in as few stay as they are, so delta_PTQ is 0. Where only the
+inputs or the keys and values were trained in as few, a factor of the product is not positive: the law says nothing.
 """
 
 from collections.abc import Mapping
@@ -114,20 +117,28 @@ class PrecisionLaw(Law):
 
     def _damage(self, at: Points, effective: Floats) -> Floats:
         """Return delta_PTQ / C_T."""
-        widths = [getattr(at, column) for column in TRAINING.values()]
-        rounded = np.isfinite(at.post_bits) & np.all([width > at.post_bits for width in widths], axis=0)
+        rounded = np.isfinite(at.post_bits) & (at.weight_bits > at.post_bits)
         if not rounded.any():
             return np.zeros(effective.shape)
         self.require("gamma_D", "gamma_N", "gamma_post")
         bits = np.where(rounded, at.post_bits, 0.0)
         size = at.tokens**self.gamma_D / effective**self.gamma_N
         damage = size * np.exp(-bits / self.gamma_post + self.b)
-        for index, width in zip(TRAINING, widths, strict=True):
-            damage = damage * self._tolerance(index, np.where(rounded, width, np.inf), bits)
+        for index, column in TRAINING.items():
+            damage = damage * self._tolerance(index, np.where(rounded, getattr(at, column), np.inf), bits)
         return np.where(rounded, damage, 0.0)
 
     def _tolerance(self, index: str, width: Floats, bits: Floats) -> Floats:
-        """Return 1 - exp(-C_x (P_x - P_post)): a model trained at P_x bits has learned to tolerate noise."""
+        """Return 1 - exp(-C_x (P_x - P_post)): a model trained at P_x bits has learned to tolerate noise.
+
+        Raises:
+            ValueError: a model was trained at P_post bits or fewer, or at fewer than 16 where C_x is not known.
+        """
+        if (width <= bits).any():
+            raise ValueError(
+                f"{TRAINING[index]} = {width[width <= bits].min():g}: the law says nothing about weights that are then "
+                "rounded to as many bits or more; take fewer post_bits"
+            )
         rate = getattr(self, f"C_{index}")
         if not np.isnan(rate):
             return 1 - np.exp(-rate * (width - bits))  # type: ignore[no-any-return]

@@ -25,6 +25,9 @@ def test_training_flops_by_hand(make_config: MakeConfig) -> None:
     matrices = 3 * block + 10 * 7
     scores = 3 * 2 * (2 * 2 * 4 * 100)  # layers x heads x (q k^T and p v) over 100 keys, forward
     assert training_flops_per_token(config, 100, NextTokenConfig()) == 6 * matrices + 3 * scores
+    for window, keys in ((25, 25), (400, 100)):
+        windowed = config.model_copy(update={"sliding_window": window})
+        assert training_flops_per_token(windowed, 100, NextTokenConfig()) == 6 * matrices + 3 * scores * keys / 100
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ weight_format    e4m3 and the like, for the float law    group_size      for the
 
 Rows of quantize.py have base_loss besides, the loss of the checkpoint as it was trained, on the same text: a point of
 its own. No law here covers rows that round more than weights after training, or nothing (recipes that only rotate or
-smooth), or models with unknown training tokens.
+smooth), or weights to as many bits as inputs or keys and values had in training, or models of unknown training tokens.
 """
 
 import json
@@ -84,9 +84,10 @@ def read_rows(sources: Sequence[Path]) -> Rows:
             reason = _unfinished(row)
             if reason is None:
                 point = _point(place, row)
-                reason = "repeated" if point in seen else None
-                seen.setdefault(point, _settings(row))
-            if reason is not None:
+                reason = "repeated" if point in seen else _uncovered(point)
+            if reason is None:
+                seen[point] = _settings(row)
+            else:
                 left_out[reason] += 1
     if not seen:
         raise ValueError(f"{', '.join(map(str, files))}: no finished point; left out: {dict(left_out) or 'nothing'}")
@@ -162,6 +163,13 @@ def _unfinished(row: dict[str, Any]) -> str | None:
     if row.get("post") is not None and row.get("post_bits") is None:
         return "rotated or smoothed after training, and not quantized"
     return "no loss" if loss is None or (isinstance(loss, float) and not math.isfinite(loss)) else None
+
+
+def _uncovered(point: Point) -> str | None:
+    """Return why the law of post_bits is silent about a point, or None where it is not (PrecisionLaw)."""
+    if point.post_bits is None or not min(point.activation_bits, point.kv_bits) <= point.post_bits < point.weight_bits:
+        return None
+    return "with inputs or keys and values trained in no more bits than weights were rounded to"
 
 
 def _point(place: str, row: dict[str, Any]) -> Point:

@@ -1,9 +1,10 @@
 """Limit the gradient by its plain norm, or by the norm that it would have at the base size.
 
-Under muP and CompleteP the gradients of hidden matrices keep their norm as a model grows, while those of the embedding,
-the unembedding and the norms shrink as m_N^-1/2 (`gradient_growth` of the parameterization's table). So a limit on the
-plain norm that was tuned at the base clips differently at scale. The base-equivalent norm first divides each group's
-norm by its growth. Either way the whole gradient is multiplied by one factor, so its direction is unchanged.
+Under muP and CompleteP the gradients of hidden matrices keep their norm as a model grows wider, while those of the
+embedding, the unembedding and the norms shrink as m_N^-1/2; over depth, those of all blocks together change as
+m_L^(1/2 - alpha) (`gradient_growth` of the parameterization's table). So a limit on the plain norm that was tuned at
+the base clips differently at scale. The base-equivalent norm first divides each group's norm by its growth. Either way
+the whole gradient is multiplied by one factor, so its direction is unchanged.
 """
 
 import math

@@ -105,6 +105,18 @@ def test_serving_as_wide_as_trained_adds_nothing() -> None:
     assert float(KUMAR.post_delta(points(30e6, 26e9, 5, 16, 16, post_bits=5))) == 0, "C_w is not needed for that"
 
 
+@pytest.mark.parametrize(("activations", "kv", "named"), [(4, 16, "activation_bits = 4"), (16, 3, "kv_bits = 3")])
+def test_weights_rounded_to_no_fewer_bits_than_inputs_had_are_outside_the_law(
+    activations: float, kv: float, named: str
+) -> None:
+    """They lose something, and a factor of the law would say that they lose nothing or gain."""
+    given = replace(KUMAR, C_w=0.3, C_a=0.4, C_kv=0.5)
+    for law in (KUMAR, given):
+        with pytest.raises(ValueError, match=rf"{named}: the law says nothing about weights .* take fewer post_bits"):
+            law.post_delta(points(30e6, 26e9, 16, activations, kv, post_bits=4))
+    assert float(given.post_delta(points(30e6, 26e9, 4, activations, kv, post_bits=4))) == 0, "they stay as they are"
+
+
 def test_a_law_without_an_f_refuses_low_bits_and_knows_bf16() -> None:
     weights_only = replace(KUMAR, gamma_a=np.nan, gamma_kv=np.nan)
     assert weights_only.indices == ("w",)

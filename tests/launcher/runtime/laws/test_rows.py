@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import TYPE_CHECKING, Any
 
 from plumbline.launcher.runtime.laws.rows import read_rows
@@ -27,3 +28,20 @@ def test_a_recipe_that_rounds_nothing_makes_no_second_point_of_its_checkpoint(tm
     assert found.left_out == {"rotated or smoothed after training, and not quantized": 2, "repeated": 2}
     _, deltas = found.measured.post_deltas()
     assert list(deltas) == [0.5]
+
+
+def test_weights_rounded_to_as_many_bits_as_inputs_had_are_a_point_of_no_law(tmp_path: Path) -> None:
+    row = {"parameters": 30e6, "tokens": 1e9, "activation_bits": 4, "kv_bits": 16, "base_loss": 3.0, "loss": 3.1}
+    rows = [
+        {**row, "run": "a", "weight_bits": 16, "post_bits": 4},
+        {**row, "run": "a", "weight_bits": 16, "post_bits": 3},
+        {**row, "run": "b", "weight_bits": 4, "post_bits": 4},
+    ]
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(f"{json.dumps(each)}\n" for each in rows))
+    found = read_rows([file])
+    assert list(found.measured.at.post_bits) == [math.inf, 3, 4, math.inf]
+    assert found.left_out == {
+        "with inputs or keys and values trained in no more bits than weights were rounded to": 1,
+        "repeated": 1,
+    }

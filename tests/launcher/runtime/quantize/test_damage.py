@@ -416,6 +416,7 @@ def test_a_law_predicts_what_rounding_weights_alone_costs() -> None:
     assert predicted_delta(law, row(post_activation_bits=8)) is None
     assert predicted_delta(law, row(tokens=None)) is None
     assert predicted_delta(law, row(weight_bits=6)) is None, "C_w was not published"
+    assert predicted_delta(law, row(kv_bits=4, post_bits=4)) is None, "and not nothing"
     power = published("ouyang2411").law
     assert predicted_delta(power, row()) == pytest.approx(0.017 * 1000**0.5251 / 500**0.2261 / 4**5.4967)
     assert predicted_delta(power, row(activation_bits=8)) is None, "it is of models trained in bf16"
