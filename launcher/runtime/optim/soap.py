@@ -149,8 +149,8 @@ class SOAPKeys(BaseModel):
     precondition_frequency: PositiveInt | None = None
     """For `name: soap`: steps between updates of the eigenbases. None: 10."""
     precondition_block: PositiveInt | None = Field(default=None, json_schema_extra={"shapes": "state"})
-    """For `name: soap`: longest side of a block with its own bases. None: 10000, whole matrices; a value of at most the
-    base's hidden_size keeps the change of a layer's map constant over width."""
+    """For `name: soap`: longest side of a block with its own bases. None: 10000, whole matrices; with at most the
+    base's hidden_size the change of a layer's map falls less over width (docs/optimizers.md)."""
     max_precondition_dim: PositiveInt | None = Field(default=None, json_schema_extra={"shapes": "state"})
     """For `name: soap`: longest side of a block that gets a preconditioner (a side of n costs 8 n^2 bytes). None:
     10000."""
