@@ -342,8 +342,10 @@ def shift(sizes: Mapping[int, Optimum], base: int) -> Shift | None:
 
 def lines(summary: LrTransferSummary) -> Iterator[str]:
     """Yield a table for each family with several sizes, with a line on the shift of each curve."""
+    axis = "lr" if summary.axis == "optimizer.lr" else "value"
+    best, lost = f"best {axis}", f"lost at base {axis}"
     for family, curves in summary.shown.items():
-        yield f"{family:>6} {'curve':<12} {'best lr':>10} {'log2':>15} {'fitted loss':>17} {'lost at base lr':>19}"
+        yield f"{family:>6} {'curve':<12} {best:>10} {'log2':>15} {'fitted loss':>17} {lost:>19}"
         for label, curve in curves.items():
             for size, found in curve.sizes.items():
                 yield f"{size:>6} {label:<12} {_row(found)}"
@@ -356,7 +358,7 @@ def _moved(shift: Shift) -> str:
     return (
         f"{_with_error(shift.octaves, shift.octaves_error, '+.2f')} octaves from {shift.base} to {shift.largest}, "
         f"{_with_error(shift.per_doubling, shift.per_doubling_error, '+.2f')} per doubling"
-        + (" (unresolved: a best learning rate is at an end of its grid)" if shift.edge else "")
+        + (" (unresolved: an optimum is at an end of its grid)" if shift.edge else "")
     )
 
 

@@ -233,6 +233,7 @@ def test_a_family_without_several_sizes_is_not_shown(shapes: list[tuple[int, int
     assert list(summary.shown) == shown
     assert [line.split()[0] for line in lines(summary) if "best lr" in line] == shown
     assert set(summary.families) == {"width", "depth"}, "the document has both"
+    assert [line.split()[0] for line in lines(replace(summary, axis="horizon.tau")) if "best value" in line] == shown
 
 
 def test_sizes_that_grow_in_both_directions_are_a_family_with_the_base() -> None:
