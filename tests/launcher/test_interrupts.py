@@ -268,9 +268,9 @@ def test_a_sweep_ends_at_the_second_one_and_says_nothing_of_its_workers(
     (process,) = job.processes
     workers = psutil.Process(process.pid).children()
     for _ in range(2):
-        for each in (process.pid, *(worker.pid for worker in workers)):  # as a terminal does
-            with suppress(ProcessLookupError):
-                os.kill(each, signal.SIGINT)
+        for each in (*workers, process):  # as a terminal does
+            with suppress(psutil.NoSuchProcess):
+                each.send_signal(signal.SIGINT)
         time.sleep(0.1)
     outcome = job.wait()
     assert outcome.code in (INTERRUPTED, REQUEUE), outcome.stderr  # if two came as one, or all was saved by then
