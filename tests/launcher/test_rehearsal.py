@@ -12,6 +12,7 @@ import yaml
 
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.run.lock import hold
+from plumbline.launcher.runtime.system.exit_codes import REQUEUE
 from tests.conftest import Outcome, Pretrain, written
 
 SHORT = ["train.steps=4", "checkpoint.interval=2", "train.eval_interval=4", "train.eval_batches=1"]
@@ -82,6 +83,9 @@ def test_a_dry_run_is_refused_as_the_run_would_be_and_leaves_no_trace(
 ) -> None:
     folder = copy_of(stopped, "refused")
     (folder / "result.json").unlink()
+    attempts = folder / "attempts.jsonl"
+    attempt = json.loads(attempts.read_text(encoding="utf-8"))
+    attempts.write_text(json.dumps({**attempt, "exit_code": REQUEUE}), encoding="utf-8")  # a complete run hears nothing
     before = written(folder), (folder / "status.json").read_text(encoding="utf-8")
     outcome = dry(run_pretrain, tiny_config, "refused", ["run.seed=3"], launcher="python")
     assert (outcome.code, "run.seed: 1 -> 3" in outcome.stderr) == (2, True), outcome.stderr
