@@ -17,10 +17,10 @@ def training_flops_per_token(config: ModelConfig, sequence_length: int, objectiv
 
     N counts the elements of all matrices and of the head, without the embedding look-ups, as often as the objective
     uses them (`Work`); a frozen matrix needs no weight gradient and counts 4 instead of 6. The attention term counts
-    the full T x T square, as nanoGPT and torchtitan do, although a causal kernel computes half of it, or T keys of a
-    sliding window, although a mask that is written out computes all, and counts a slot of a thought as a token; 12 is
-    `map_flops`. Not counted are recomputation under activation checkpointing (that would be HFU), the repeated values
-    of the first block for model.value_residual, and the votes of pruned attention.
+    the full T x T square, as nanoGPT and torchtitan do, although a causal kernel computes half of it; with a sliding
+    window of W tokens, T x W, although a mask that is written out computes all. It counts a slot of a thought as a
+    token; 12 is `map_flops`. Not counted are recomputation under activation checkpointing (that would be HFU), the
+    repeated values of the first block for model.value_residual, and the votes of pruned attention.
     """
     work = objective.work(sequence_length)
     own = {name: tensor for name, tensor in model_tensors(config, objective).items() if name.startswith("objective.")}
