@@ -123,7 +123,10 @@ def run_tests(tests: tuple[str, ...], root: Path) -> int:
 
 
 def serve_forks(root: Path) -> None:
-    """Start a server that the tests' own are forked from, so that each of those imports nothing but ours."""
+    """Start a server that the tests' own are forked from, so that each of those imports nothing but ours.
+
+    `start_server` cannot be imported for it: the package `tests` would then be this checkout's in every fork.
+    """
     place = root / "forks"
     script = root / "tests" / "fork_server.py"
     program = [sys.executable, str(script), str(place), str(os.getpid()), *PRELOADED, *OF_RANKS]

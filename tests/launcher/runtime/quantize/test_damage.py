@@ -414,7 +414,7 @@ def test_a_law_predicts_what_rounding_weights_alone_costs() -> None:
     found = predicted_delta(law, row(parameters=30_000_000, tokens=26_000_000_000, post_bits=4))
     assert found == pytest.approx(0.108, abs=0.001), "30M parameters, 26B tokens, 4 bits"
     for outside in ({"post_activation_bits": 8}, {"tokens": None}, {"weight_bits": 6}, {"kv_bits": 4, "post_bits": 4}):
-        assert predicted_delta(law, row(**outside)) is None, outside  # C_w was not published
+        assert predicted_delta(law, row(**outside)) is None, outside  # of weight_bits 6: C_w was not published
     power = published("ouyang2411").law
     assert predicted_delta(power, row()) == pytest.approx(0.017 * 1000**0.5251 / 500**0.2261 / 4**5.4967)
     assert predicted_delta(power, row(activation_bits=8)) is None, "it is of models trained in bf16"
