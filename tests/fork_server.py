@@ -4,12 +4,13 @@
 
 A training of a few steps takes nine seconds of processor time in a new interpreter, of which all but half a second are
 imports. Here one interpreter imports them; each request makes it fork a process that runs a script as `__main__`, with
-an environment, a folder and output files of its own, and that ends as any interpreter does. The rest of a process is
-its own: signals, collectives, exit codes. What a fork cannot show is that a script finds its imports by itself, and
-string hashes that differ between ranks: tests that are about a start, and some of every kind, ask for a new
-interpreter.
+an environment, a folder and output files of its own, and that ends as any interpreter does, but for its modules. The
+rest of a process is its own: signals, collectives, exit codes. What a fork cannot show is that a script finds its
+imports by itself, how it takes them apart at its end, and string hashes that differ between ranks: tests that are about
+a start, and some of every kind, ask for a new interpreter.
 """
 
+import atexit
 import contextlib
 import gc
 import importlib
@@ -21,10 +22,11 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import psutil
 
@@ -133,7 +135,23 @@ def become(request: Mapping[str, Any]) -> None:
     script, *arguments = request["command"]
     sys.argv = [script, *arguments]
     sys.path[0] = str(Path(script).parent)
-    runpy.run_path(script, run_name="__main__")
+    try:
+        runpy.run_path(script, run_name="__main__")
+        code = 0
+    except SystemExit as end:
+        if not isinstance(end.code, int | None):
+            raise
+        code = end.code or 0
+    leave(code)
+
+
+def leave(code: int) -> NoReturn:
+    """End as an interpreter does, but leave its modules: taking them apart is most of the time of a short command."""
+    threading._shutdown()  # type: ignore[attr-defined]  # waits for threads
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 class Forked:

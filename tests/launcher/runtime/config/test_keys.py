@@ -22,6 +22,12 @@ CONFIGS = [
 ]
 
 
+@pytest.fixture(scope="module")
+def editor() -> Draft7Validator:
+    """Return what an editor checks a file with."""
+    return Draft7Validator(for_editors())
+
+
 def keys_of(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     for kind, keys in schema["$defs"].items():
         for key, value in keys.get("properties", {}).items():
@@ -61,10 +67,9 @@ def test_every_key_says_what_it_is_when_it_is_left_out(tiny_config: Path) -> Non
     assert {path for path in required if not any(word in path for word in optional)} - {*chosen} <= in_sections
 
 
-@pytest.mark.parametrize("file", list(write_configuration.written()), ids=lambda file: str(file.name))
-def test_the_page_and_the_schema_are_those_of_the_sources(file: Path) -> None:
-    wanted = write_configuration.written()[file]
-    assert file.read_text(encoding="utf-8") == wanted, "run python tests/benchmarks/write_configuration.py"
+def test_the_page_and_the_schema_are_those_of_the_sources() -> None:
+    for file, wanted in write_configuration.written().items():
+        assert file.read_text(encoding="utf-8") == wanted, f"{file}: run python tests/benchmarks/write_configuration.py"
 
 
 def test_the_page_has_every_key_and_its_links_lead_somewhere() -> None:
@@ -81,17 +86,17 @@ def test_the_page_has_every_key_and_its_links_lead_somewhere() -> None:
 
 
 @pytest.mark.parametrize("file", CONFIGS, ids=lambda file: str(file.relative_to(REPOSITORY)))
-def test_an_editor_finds_nothing_wrong_with_our_files(file: Path) -> None:
+def test_an_editor_finds_nothing_wrong_with_our_files(file: Path, editor: Draft7Validator) -> None:
     schema = write_configuration.SCHEMA
     first = file.read_text(encoding="utf-8").partition("\n")[0]
     assert first == f"# yaml-language-server: $schema={os.path.relpath(schema, file.parent)}"
-    errors = Draft7Validator(for_editors()).iter_errors(yaml.safe_load(file.read_text(encoding="utf-8")))
+    errors = editor.iter_errors(yaml.safe_load(file.read_text(encoding="utf-8")))
     assert [f"{error.json_path}: {error.message}" for error in errors] == []
 
 
-def test_an_editor_finds_nothing_wrong_with_what_a_run_keeps(tiny_config: Path) -> None:
+def test_an_editor_finds_nothing_wrong_with_what_a_run_keeps(tiny_config: Path, editor: Draft7Validator) -> None:
     values = yaml.safe_load(as_yaml(load_config(tiny_config, [])))
-    assert list(Draft7Validator(for_editors()).iter_errors(values)) == []
+    assert list(editor.iter_errors(values)) == []
 
 
 @pytest.mark.parametrize(
@@ -111,11 +116,13 @@ def test_an_editor_finds_nothing_wrong_with_what_a_run_keeps(tiny_config: Path) 
         ("data", {"train": [{"task": {"name": "maze", "sides": 3}}]}, False),
     ],
 )
-def test_an_editor_marks_what_a_run_would_refuse(section: str, values: dict[str, Any], fits: bool) -> None:
-    assert Draft7Validator(for_editors()).is_valid({section: values}) == fits
+def test_an_editor_marks_what_a_run_would_refuse(
+    section: str, values: dict[str, Any], fits: bool, editor: Draft7Validator
+) -> None:
+    assert editor.is_valid({section: values}) == fits
 
 
-def test_nothing_of_ours_is_left_in_the_schema_for_editors() -> None:
-    Draft7Validator.check_schema(for_editors())
-    words = {word for node in nodes(for_editors()) for word in node}
+def test_nothing_of_ours_is_left_in_the_schema_for_editors(editor: Draft7Validator) -> None:
+    Draft7Validator.check_schema(editor.schema)
+    words = {word for node in nodes(editor.schema) for word in node}
     assert not words & {"shapes", "left_out", "title", "required", "oneOf", "discriminator"}
