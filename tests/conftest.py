@@ -5,11 +5,18 @@ exit codes, output and the run folder. Most processes are forked from one that h
 `fresh=True` asks for new interpreters.
 """
 
+import os
+
+# Before torch, NumPy and SciPy are imported: the workers of pytest share the cores, and threads that wait spin on them
+os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the tests are of CPUs, with as many ranks as they like
+# Or torch.compile starts processes that import torch, for a few kernels
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+
 import email
 import fcntl
 import gc
 import json
-import os
 import random
 import re
 import shutil
@@ -34,9 +41,6 @@ from tests.fork_server import Forked, start_server
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 BIN = Path(sys.executable).parent
-os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the tests are of CPUs, with as many ranks as they like
-# Or torch.compile starts processes that import torch, for a few kernels
-os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 PATIENCE = 900.0
 """Seconds that a test waits for processes: only those that hang take as long, on any machine."""
 

@@ -30,7 +30,6 @@ from tests.conftest import Run
 from tests.distributed.trainers import MakeEngine, make_trainer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 EVERYTHING = [
@@ -43,14 +42,6 @@ EVERYTHING = [
     "metrics.diagnostics_interval=2",
 ]
 GRADIENTS = "grad/"  # stage 0 shows them clipped already, which changes last bits
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def train(engine: MakeEngine, name: str, overrides: list[str], tiny_config: Path, world: World) -> Run:

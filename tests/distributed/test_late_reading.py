@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -153,15 +152,6 @@ HOSTED = [(name, 0, precision, "run.reproducible=null") for name in ("muon", "so
 """Where no number on the device tells the optimizer to skip."""
 
 
-@pytest.fixture
-def threads() -> Iterator[None]:
-    """Let an engine choose its number of threads for one test."""
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize(
     ("optimizer", "stage", "precision", "more"),
     [*STAGES, ("adamw", 1, "bf16", "run.reproducible=any_ranks"), *OFFLOADED, *HOSTED],

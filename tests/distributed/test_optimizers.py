@@ -27,7 +27,7 @@ from plumbline.model.parameterization.rows import ParameterRow
 from tests.distributed.conftest import whole_weights
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from plumbline.launcher.runtime.ranks.world import World
     from tests.conftest import Pretrain, Run, Start
@@ -90,17 +90,9 @@ def references(tiny_config: Path, plain_loop: PlainLoop) -> dict[str, Reference]
     return {name: plain_loop(config, by_hand(config)) for name, config in configs.items()}
 
 
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_one_rank_equals_the_plain_loop_to_the_last_bit(
-    tiny_config: Path, world: World, plain_loop: PlainLoop, one_thread: None, name: str
+    tiny_config: Path, world: World, plain_loop: PlainLoop, name: str
 ) -> None:
     config = load_config(tiny_config, [*CHOICE[name], "deepspeed.zero_stage=0", "data.micro_batch_size=8"])
 

@@ -6,7 +6,7 @@ values and, by default, its parameterization is away from the base: no bias is z
 
 import copy
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -85,15 +85,6 @@ def scaled(rule: str) -> dict[str, Any]:
     """Return switches of rotary positions that are stretched by a rule."""
     scaling = dict(SCALINGS[rule])
     return {"rope_theta": scaling.pop("rope_theta"), "rope_scaling": scaling}
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Use one thread: products this small are faster so, above all on a busy machine."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="session")
