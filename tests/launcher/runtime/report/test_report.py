@@ -7,7 +7,7 @@ import re
 import sys
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -152,11 +152,17 @@ def run(run_pretrain: Pretrain, tiny_config: Path) -> Run:
     return outcome.run
 
 
-def test_a_real_run_becomes_one_page_that_needs_nothing_else(run: Run, command: Command, tmp_path: Path) -> None:
-    output = tmp_path / "page.html"
+@pytest.fixture(scope="module")
+def reported(run: Run, command: Command, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], str]:
+    """Return what the command says of the run, and its page."""
+    output = tmp_path_factory.mktemp("report") / "page.html"
     done = command("report", run.folder, "--output", output, "--json")
     assert done.returncode == 0, done.stderr
-    facts = json.loads(done.stdout)
+    return json.loads(done.stdout), output.read_text()
+
+
+def test_a_real_run_becomes_one_page_that_needs_nothing_else(run: Run, reported: tuple[dict[str, Any], str]) -> None:
+    facts, text = reported
     assert facts["step"] == 20
     assert facts["complete"] is True
     assert facts["last"]["loss"] == run.column("loss")[20]
@@ -168,7 +174,7 @@ def test_a_real_run_becomes_one_page_that_needs_nothing_else(run: Run, command: 
     assert all(observed[f"stream/kurt/{place}"] == value for place, value in kurtosis["last"].items())
     assert {"attn/entropy", "branch/ratio_mlp", "gain/mean_self_attn.q_norm"} <= set(facts["by_place"])
     assert not any(key.startswith("eval/") for key in facts["by_place"])
-    shown = Page(output.read_text())
+    shown = Page(text)
     assert all(image.startswith(PNG) for image in shown.images)
     assert not shown.outside
     assert shown.titles == [
@@ -180,10 +186,8 @@ def test_a_real_run_becomes_one_page_that_needs_nothing_else(run: Run, command: 
     assert {key for key in diagnostics if not key.startswith("gain/")} | gains <= set(shown.keys)
 
 
-def test_a_page_says_first_what_run_it_is(run: Run, command: Command, tmp_path: Path) -> None:
-    output = tmp_path / "page.html"
-    assert command("report", run.folder, "--output", output).returncode == 0
-    text, result = output.read_text(), json.loads((run.folder / "result.json").read_text())
+def test_a_page_says_first_what_run_it_is(run: Run, reported: tuple[dict[str, Any], str]) -> None:
+    text, result = reported[1], json.loads((run.folder / "result.json").read_text())
     shown = Page(text)
     attempt = json.loads((run.folder / "attempts.jsonl").read_text())
     assert shown.facts["state"] == "complete"
