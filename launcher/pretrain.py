@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from plumbline.launcher.runtime.commands import cli
+from plumbline.launcher.runtime.system import imports
 from plumbline.launcher.runtime.system.before_torch import announce, slurm_ranks
 from plumbline.launcher.runtime.system.exit_codes import COMPLETE, CRASHED, REQUEUE, UNUSABLE
 from plumbline.launcher.runtime.system.log import LOG, TRAINING, own_rank, stamp_lines
@@ -69,6 +70,7 @@ def begin() -> None:
         announce()
     sleep_while_waiting()
     use_node_folder()
+    imports.begin()
 
 
 def log_once(error: Exception, code: int, of_all: bool = False) -> int:
@@ -243,6 +245,7 @@ def report(error: Exception, code: int) -> int:
 
 
 if __name__ == "__main__":
+    imports.end()
     try:
         exit_code = main()
     except Exception as bug:  # print it here: threads of NCCL and gloo may hang Python's own exit, as below

@@ -17,6 +17,7 @@ from plumbline.data.disk import AWAY
 from plumbline.launcher.runtime.cluster.nodes import own_job
 from plumbline.launcher.runtime.commands.completion import complete
 from plumbline.launcher.runtime.commands.interrupts import interrupts
+from plumbline.launcher.runtime.system import imports
 from plumbline.launcher.runtime.system.exit_codes import INTERRUPTED, UNREACHED, UNREAD, UNUSABLE
 from plumbline.launcher.runtime.system.faults import is_out_of_memory, out_of_memory
 from plumbline.launcher.runtime.system.files import finite
@@ -114,10 +115,12 @@ def begin(parse_arguments: Callable[[], object]) -> None:
     sleep_while_waiting()
     use_node_folder()
     allow_many_files()
+    imports.begin()
 
 
 def run(command: Callable[[], int | None], interrupted: str = "interrupted") -> NoReturn:
     """Run an entry point and exit with its code."""
+    imports.end()
     sys.exit(code_of(command, interrupted))
 
 
@@ -167,6 +170,7 @@ def run_on_ranks(command: Callable[[], int | None]) -> NoReturn:
 
     Threads of gloo outlive the process group, and can abort the interpreter while it shuts down.
     """
+    imports.end()
     code = code_of(command)
     sys.stdout.flush()
     sys.stderr.flush()
