@@ -73,6 +73,7 @@ if __name__ == "__main__":
 
 
 from plumbline.data.corpus import open_corpus
+from plumbline.launcher.runtime.config.run_files import CONFIG
 from plumbline.launcher.runtime.inspection.found import find_in_corpus, find_in_run
 from plumbline.launcher.runtime.inspection.sources import tell_corpus, tell_run
 from plumbline.launcher.runtime.inspection.text import Answer
@@ -81,7 +82,7 @@ from plumbline.launcher.runtime.inspection.text import Answer
 def main() -> None:
     """Open the corpus or run, and print the requested data, as facts for programs or lines for people."""
     arguments = parse_arguments()
-    if (arguments.data / "config.yaml").is_file():
+    if (arguments.data / CONFIG).is_file():
         facts, lines = look_at_run(arguments)
     elif arguments.step is not None:
         raise ValueError(f"--step {arguments.step}: {arguments.data} is no run (no config.yaml), so it has no steps")

@@ -19,8 +19,8 @@ import torch
 
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.plan import plan_run
+from plumbline.launcher.runtime.config.run_files import METRICS
 from plumbline.launcher.runtime.engine.step_result import StepResult
-from plumbline.launcher.runtime.replay.record import METRICS
 from plumbline.launcher.runtime.run.metrics import REPORTED
 from plumbline.launcher.runtime.run.outliers import usual_range
 from plumbline.launcher.runtime.system.files import read_json_lines

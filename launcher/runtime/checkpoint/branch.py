@@ -24,6 +24,7 @@ from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.identity import differences
 from plumbline.launcher.runtime.config.load import config_in, load_config
 from plumbline.launcher.runtime.config.plan import last_step, plan_run
+from plumbline.launcher.runtime.config.run_files import CHECKPOINTS, CONFIG
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.optim.schedule import BranchConfig
 from plumbline.launcher.runtime.ranks.collectives import from_main
@@ -45,7 +46,7 @@ def resolve(config: Config) -> Config:
     branch = config.schedule.branch
     if branch is None:
         return config
-    if is_there(config.run.folder / "config.yaml"):
+    if is_there(config.run.folder / CONFIG):
         branch = _started(config, branch)
     else:
         folder = _parent_of(Path(branch.checkpoint))
@@ -66,11 +67,11 @@ def check(config: Config, corpora: dict[str, str]) -> None:
             model, parameterization, data order, seed, learning rate or precision of training.
     """
     branch = config.schedule.branch
-    if branch is None or checkpoints(config.run.folder / "checkpoints"):
+    if branch is None or checkpoints(config.run.folder / CHECKPOINTS):
         return
     folder, step = Path(branch.checkpoint), branch.first_step
     # A run folder without checkpoints is of a start that was killed before it saved the first
-    _refuse(folder, problems(folder), has_begun=is_there(config.run.folder / "config.yaml"))
+    _refuse(folder, problems(folder), has_begun=is_there(config.run.folder / CONFIG))
     parent = config_in(folder)
     # A branch differs from its parent in schedule.branch, and perhaps in precision; `check_resume` compares the rest
     like = _with_branch(parent, branch).model_copy(update={"precision": config.precision})
@@ -122,7 +123,7 @@ def _started(config: Config, asked: BranchConfig) -> BranchConfig:
     found = config_in(folder).schedule.branch
     if found is None:
         raise ConfigError(f"run.name = {config.run.name}: {folder} is not a branch; give this one another run.name")
-    from_run = Path(asked.checkpoint) / "checkpoints" == Path(found.checkpoint).parent
+    from_run = Path(asked.checkpoint) / CHECKPOINTS == Path(found.checkpoint).parent
     same = {"from_step": found.from_step} | ({"checkpoint": found.checkpoint} if from_run else {})
     lines = differences(_with_branch(config, found), _with_branch(config, asked.model_copy(update=same)))
     if lines:
@@ -139,10 +140,10 @@ def _with_branch(config: Config, branch: BranchConfig) -> Config:
 
 def _parent_of(path: Path) -> Path:
     """Return the checkpoint itself, or the newest complete one of a run folder."""
-    if not (path / "checkpoints").is_dir():
+    if not (path / CHECKPOINTS).is_dir():
         _refuse(path, problems(path))
         return path
-    newest = newest_whole(checkpoints(path / "checkpoints"), problems)
+    newest = newest_whole(checkpoints(path / CHECKPOINTS), problems)
     if newest is None:
         raise CheckpointError(f"schedule.branch.checkpoint = {path}: this run has no whole checkpoint")
     return newest
@@ -163,7 +164,7 @@ def _refuse(folder: Path, found: list[str], has_begun: bool = False) -> None:
 
 def _check_length(config: Config, parent: Config, folder: Path) -> None:
     """Refuse a train.steps or train.tokens other than the parent's: it would not have the effect it suggests."""
-    run = folder.parent.parent / "config.yaml"  # newer than the checkpoint's if the run was extended since
+    run = folder.parent.parent / CONFIG  # newer than the checkpoint's if the run was extended since
     known = [parent.train, *([load_config(run, []).train] if run.exists() else [])]
     if (config.train.steps, config.train.tokens) not in [(train.steps, train.tokens) for train in known]:
         raise CheckpointError(

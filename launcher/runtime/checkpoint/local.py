@@ -46,6 +46,7 @@ from plumbline.launcher.runtime.checkpoint.store import (
 from plumbline.launcher.runtime.checkpoint.tensors import shard_name
 from plumbline.launcher.runtime.config.identity import TRAINED, differences
 from plumbline.launcher.runtime.config.load import config_in
+from plumbline.launcher.runtime.config.run_files import CHECKPOINTS
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.config.sections import CheckpointConfig
 from plumbline.launcher.runtime.ranks.collectives import from_main, gather_objects
@@ -222,7 +223,7 @@ def _is_free_or_own(folder: Path) -> bool:
 
 def _identify(run: Path) -> dict[str, str]:
     """Return facts that identify a run, even among runs that had the same folder before it."""
-    file = run / "checkpoints" / ID
+    file = run / CHECKPOINTS / ID
     if not is_there(file):
         file.parent.mkdir(parents=True, exist_ok=True)
         write_whole(file, uuid.uuid4().hex + "\n")

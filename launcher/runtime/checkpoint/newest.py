@@ -3,12 +3,13 @@
 from pathlib import Path
 
 from plumbline.launcher.runtime.checkpoint.store import MANIFEST, checkpoints, step_of
+from plumbline.launcher.runtime.config.run_files import CHECKPOINTS
 from plumbline.launcher.runtime.run.status_file import SavedCheckpoint
 
 
 def newest_checkpoint(run: Path) -> SavedCheckpoint | None:
     """Return the newest checkpoint in a run folder, unverified, or None if there is none."""
-    for folder in checkpoints(run / "checkpoints"):
+    for folder in checkpoints(run / CHECKPOINTS):
         try:
             return SavedCheckpoint(step_of(folder), (folder / MANIFEST).stat().st_mtime)
         except OSError:  # it is being deleted, or damaged
@@ -18,4 +19,4 @@ def newest_checkpoint(run: Path) -> SavedCheckpoint | None:
 
 def newest_step(run: Path) -> int:
     """Return the step of a run's newest checkpoint, or 0 without one."""
-    return next(map(step_of, checkpoints(run / "checkpoints")), 0)
+    return next(map(step_of, checkpoints(run / CHECKPOINTS)), 0)

@@ -11,7 +11,6 @@ from plumbline.data.skipped import NOTHING, SkippedData
 from plumbline.launcher.runtime.checkpoint import tensors
 from plumbline.launcher.runtime.checkpoint.local import LocalCheckpoints
 from plumbline.launcher.runtime.checkpoint.store import (
-    CONFIG,
     MANIFEST,
     STATE,
     CheckpointError,
@@ -28,6 +27,7 @@ from plumbline.launcher.runtime.checkpoint.store import (
 from plumbline.launcher.runtime.config.identity import RESUMED, differences
 from plumbline.launcher.runtime.config.load import config_in
 from plumbline.launcher.runtime.config.plan import last_step, plan_run
+from plumbline.launcher.runtime.config.run_files import CONFIG, METRICS
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.base import Engine
 from plumbline.launcher.runtime.ranks.collectives import from_main, gather_objects, on_every_rank
@@ -114,7 +114,7 @@ def check_not_lost(config: Config) -> None:
         raise CheckpointError(
             f"{run / 'checkpoints'}: that of step {noted}, and all others, are gone: put it back; {_anew(run)}"
         )
-    metrics = run / "metrics.jsonl"
+    metrics = run / METRICS
     newest = next((line.item for line in lines_from_end(metrics)), None) if is_file(metrics) else None
     if newest is None or not is_file(run / CONFIG):
         return

@@ -8,6 +8,7 @@ from omegaconf import OmegaConf
 
 from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.resolve import resolve
+from plumbline.launcher.runtime.config.run_files import CONFIG
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.config.written import read_values
 from plumbline.launcher.runtime.config.yaml_files import escape
@@ -49,7 +50,7 @@ def config_in(folder: Path) -> Config:
     Raises:
         ConfigError: unreadable file, or a version of the program that knows other keys wrote it.
     """
-    return load_config(folder / "config.yaml", [])
+    return load_config(folder / CONFIG, [])
 
 
 def leaves_stage_open(path: Path, overrides: list[str]) -> bool:

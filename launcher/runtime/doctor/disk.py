@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from plumbline.launcher.runtime.config.run_files import CHECKPOINTS
 from plumbline.launcher.runtime.doctor.check import EVERYWHERE, Facts, Finding, LocalNeed, Place, Report
 
 FILES_BESIDES_SHARDS = 100
@@ -19,7 +20,7 @@ FILES_BESIDES_SHARDS = 100
 
 def measure(place: Place) -> Facts:
     """Return free bytes and inodes, and how many checkpoints need; None where unknown."""
-    wanted = place.folder / "checkpoints"  # which may be a link to a larger disk
+    wanted = place.folder / CHECKPOINTS  # which may be a link to a larger disk
     folder = existing(wanted)
     found = os.statvfs(folder)
     need = place.need

@@ -9,6 +9,7 @@ from plumbline.launcher.runtime.checkpoint.store import checkpoints
 from plumbline.launcher.runtime.cluster.nodes import node_name
 from plumbline.launcher.runtime.config.budget import checkpoint_bytes
 from plumbline.launcher.runtime.config.plan import RunPlan
+from plumbline.launcher.runtime.config.run_files import CHECKPOINTS
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.doctor.check import EVERYWHERE, Finding, LocalNeed, Need, Place, Report
 from plumbline.launcher.runtime.doctor.table import AT_START
@@ -38,7 +39,7 @@ def need_of(config: Config, plan: RunPlan, leftovers: int = 0) -> Need:
         plan: the run's plan.
         leftovers: bytes of saves that were killed, if a start is about to delete them.
     """
-    root = config.run.folder / "checkpoints"
+    root = config.run.folder / CHECKPOINTS
     takes, kept = checkpoint_bytes(config, plan.rows), config.checkpoint.keep_last
     return Need(takes, kept, len(checkpoints(root)), leftovers)
 
@@ -62,7 +63,7 @@ def check_start(config: Config, plan: RunPlan, world: World) -> None:
         UnfitError: on all ranks, with all problems and the nodes.
     """
     folder = config.run.folder
-    leftovers = from_main(lambda: bytes_of_leftovers(folder / "checkpoints"), world)  # stats many files
+    leftovers = from_main(lambda: bytes_of_leftovers(folder / CHECKPOINTS), world)  # stats many files
     place = Place(world, folder, need_of(config, plan, leftovers), local_need_of(config, plan, world))
     mine = node_name(), [check.take(place) for check in AT_START]
     told = gather_objects(mine, world)

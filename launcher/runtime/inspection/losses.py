@@ -11,6 +11,7 @@ from plumbline.data.streams import IGNORED
 from plumbline.data.tokenizers import Decoder
 from plumbline.data.windows import Batch
 from plumbline.launcher.runtime.checkpoint import store as checkpoint
+from plumbline.launcher.runtime.config.run_files import CHECKPOINTS
 from plumbline.launcher.runtime.inspection.seen import SeenRun, Step
 from plumbline.launcher.runtime.inspection.steps import SHOWN, heading
 from plumbline.launcher.runtime.inspection.text import Answer, sample_lines
@@ -49,7 +50,7 @@ def checkpoint_before(run: SeenRun, step: int) -> Path:
     Raises:
         ValueError: there is no such checkpoint.
     """
-    root = run.folder / "checkpoints"
+    root = run.folder / CHECKPOINTS
     there = checkpoint.checkpoints(root)
     before = [folder for folder in there if checkpoint.step_of(folder) < step]
     newest = checkpoint.newest_whole(before, checkpoint.problems)

@@ -24,6 +24,7 @@ from plumbline.launcher.runtime.checkpoint import store as checkpoint
 from plumbline.launcher.runtime.checkpoint.resume import skipped_data
 from plumbline.launcher.runtime.config.load import config_in
 from plumbline.launcher.runtime.config.plan import RunPlan, plan_run
+from plumbline.launcher.runtime.config.run_files import CHECKPOINTS, METRICS
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.inspection.samples import Place, Sample, decoders, of_batch
 from plumbline.launcher.runtime.run.metrics import metrics_from_end
@@ -92,7 +93,7 @@ class SeenRun:
         # Micro-batches of one sample fit every batch size of a warm-up on any number of ranks
         data = self.config.data.model_copy(update={"micro_batch_size": 1})
         self.batches = TrainBatches(data, self.config.run.seed)
-        newest = checkpoint.newest_whole(checkpoint.checkpoints(folder / "checkpoints"), checkpoint.problems)
+        newest = checkpoint.newest_whole(checkpoint.checkpoints(folder / CHECKPOINTS), checkpoint.problems)
         self._check_corpora(newest)
         branch = self.config.schedule.branch
         self.skipped: SkippedData = skipped_data(folder, newest or (Path(branch.checkpoint) if branch else None))
@@ -100,7 +101,7 @@ class SeenRun:
 
     def _logged(self) -> Iterator[tuple[int, dict[str, Any]]]:
         """Yield the step and the object of each line of metrics.jsonl, the last line first."""
-        file = self.folder / "metrics.jsonl"
+        file = self.folder / METRICS
         return metrics_from_end(file) if file.exists() else iter(())
 
     def _loss(self, step: int) -> float | None:

@@ -22,6 +22,7 @@ from plumbline.launcher.runtime.checkpoint.saved_tensors import FOLDER
 from plumbline.launcher.runtime.checkpoint.store import CheckpointError
 from plumbline.launcher.runtime.config.identity import differences
 from plumbline.launcher.runtime.config.load import config_in
+from plumbline.launcher.runtime.config.run_files import CHECKPOINTS
 from plumbline.launcher.runtime.config.schema import Config
 
 Check = Callable[[Path], list[str]]  # what is wrong with a checkpoint
@@ -124,7 +125,7 @@ def checkpoint_at(path: Path, check: Check, warn: bool = True) -> Path:
         if problems := check(path):
             raise CheckpointError(f"{path} is damaged: {'; '.join(problems)}")
         return path
-    root = path / "checkpoints"
+    root = path / CHECKPOINTS
     folders = checkpoint.checkpoints(root)
     newest = checkpoint.newest_whole(folders, check, warn)
     if newest is None:
@@ -138,7 +139,7 @@ def checkpoint_at(path: Path, check: Check, warn: bool = True) -> Path:
 
 def _at_steps(path: Path, average: str | None, numbers: str) -> list[Path]:
     """Return the checkpoints, at the steps `numbers`, of the run that a path belongs to; newest first."""
-    root = path.resolve().parent if (path / checkpoint.MANIFEST).is_file() else path / "checkpoints"
+    root = path.resolve().parent if (path / checkpoint.MANIFEST).is_file() else path / CHECKPOINTS
     there = {checkpoint.step_of(folder): folder for folder in checkpoint.checkpoints(root)}
     steps = sorted({int(number) for number in numbers.split(",")}, reverse=True)
     missing = [step for step in steps if step not in there]

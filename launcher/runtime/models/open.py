@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from plumbline.data.damage import read_object, reading
 from plumbline.data.tokenizers import check_words, holds_tokenizer
 from plumbline.launcher.runtime.checkpoint import store as checkpoint
+from plumbline.launcher.runtime.config.run_files import CHECKPOINTS
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.build import build_model, without_objective
 from plumbline.launcher.runtime.models.averages import open_weights
@@ -293,7 +294,7 @@ def is_ours(path: Path) -> bool:
     Raises:
         ValueError: it is none of these.
     """
-    if (path / checkpoint.MANIFEST).is_file() or (path / "checkpoints").is_dir():
+    if (path / checkpoint.MANIFEST).is_file() or (path / CHECKPOINTS).is_dir():
         return True
     if not (path / "config.json").is_file():
         raise ValueError(

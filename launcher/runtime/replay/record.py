@@ -11,13 +11,12 @@ from plumbline.data.skipped import SkippedData
 from plumbline.launcher.runtime.checkpoint.resume import skipped_data
 from plumbline.launcher.runtime.checkpoint.store import MANIFEST, checkpoints, problems, step_of
 from plumbline.launcher.runtime.config.load import config_in
+from plumbline.launcher.runtime.config.run_files import CHECKPOINTS, METRICS
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.run.chain import CHAIN, Read, Step, manifest_hash, read_chain
 from plumbline.launcher.runtime.run.interventions import INTERVENTIONS, Intervention, read_interventions
 from plumbline.launcher.runtime.run.metrics import REPORTED, read_metrics
 from plumbline.launcher.runtime.run.starts import Start, as_moment, read_starts
-
-METRICS = "metrics.jsonl"
 
 
 @dataclass(frozen=True, order=True)
@@ -122,7 +121,7 @@ def read_record(folder: Path, contents: bool = False) -> RunRecord:
         for step, record in read_metrics(folder / METRICS)
         if all(key in record for key in REPORTED)
     }
-    there = list(reversed(checkpoints(folder / "checkpoints")))
+    there = list(reversed(checkpoints(folder / CHECKPOINTS)))
     damaged = {step_of(each): found[0] for each in there if (found := problems(each, contents))}
     whole = [each for each in there if step_of(each) not in damaged]
     skipped = skipped_data(folder, whole[-1] if whole else None)

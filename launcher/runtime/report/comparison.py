@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from plumbline.launcher.runtime.commands.cli import duration
+from plumbline.launcher.runtime.config.run_files import CONFIG
 from plumbline.launcher.runtime.config.yaml_files import plain_values, read_yaml
 from plumbline.launcher.runtime.report import html
 from plumbline.launcher.runtime.report.alerts import find_alerts
@@ -160,7 +161,7 @@ def differences(runs: Sequence[Compared]) -> dict[str, list[Any]]:
 
 def _leaves_of(run: Compared) -> Iterator[tuple[str, Any]]:
     """Yield the leaves of a run's configuration as written, possibly by an older version."""
-    file = run.history.folder / "config.yaml"
+    file = run.history.folder / CONFIG
     if file.is_file():
         yield from _leaves("", plain_values(read_yaml(file), str(file)))
     environment = run.known.environment or {}

@@ -9,6 +9,7 @@ from plumbline.data.loader import ValidationBatches
 from plumbline.data.tasks.source import TaskSource, TaskStream
 from plumbline.launcher.runtime.checkpoint.store import checkpoints
 from plumbline.launcher.runtime.config.load import config_in
+from plumbline.launcher.runtime.config.run_files import CHECKPOINTS
 from plumbline.launcher.runtime.models.open import LoadedModel, load_model
 from plumbline.launcher.runtime.report import pictures
 from plumbline.launcher.runtime.report.history import History
@@ -29,7 +30,7 @@ def solved_and_failed(history: History) -> Group | None:
     if not history.complete:
         return None
     try:
-        if not checkpoints(history.folder / "checkpoints"):
+        if not checkpoints(history.folder / CHECKPOINTS):
             return None
         data = config_in(history.folder).data
         sources = data.held_out_tasks.values()

@@ -15,6 +15,7 @@ from plumbline.launcher.runtime.config.budget import totals
 from plumbline.launcher.runtime.config.load import config_in
 from plumbline.launcher.runtime.config.plan import RunPlan, plan_run
 from plumbline.launcher.runtime.config.remarks import describe_settings
+from plumbline.launcher.runtime.config.run_files import CONFIG
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.report.history import History
 from plumbline.launcher.runtime.report.standing import Standing, look
@@ -69,7 +70,7 @@ def read_facts(folder: Path) -> Facts:
         ValueError: environment.json is damaged.
     """
     config = plan = None
-    if (folder / "config.yaml").is_file():
+    if (folder / CONFIG).is_file():
         try:
             config = config_in(folder)
             plan = plan_run(config)

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plumbline.data.damage import read_object
+from plumbline.launcher.runtime.config.run_files import METRICS
 from plumbline.launcher.runtime.run.interventions import Intervention, read_interventions
 from plumbline.launcher.runtime.run.status_file import RESULT, STATUS
 from plumbline.launcher.runtime.system.files import read_json_lines
@@ -129,7 +130,7 @@ def read_history(folder: Path) -> History:
     Raises:
         ValueError: it is not a run folder, it holds no numbers yet, or a file in it cannot be read.
     """
-    file = folder / "metrics.jsonl"
+    file = folder / METRICS
     if not file.is_file() and (folder / STATUS).is_file():
         raise ValueError(f"{folder}: no metrics.jsonl yet: the run has logged nothing; status.py says where it stands")
     if not file.is_file():

@@ -10,6 +10,7 @@ from typing import Any
 
 from plumbline.launcher.runtime.checkpoint.newest import newest_checkpoint
 from plumbline.launcher.runtime.cluster.slurm_queue import WaitingJob
+from plumbline.launcher.runtime.config.run_files import CONFIG
 from plumbline.launcher.runtime.run.interventions import Intervention, read_interventions
 from plumbline.launcher.runtime.run.ledger import Attempt, as_text, goodput, total
 from plumbline.launcher.runtime.run.lock import LOCK, owner_of
@@ -29,7 +30,7 @@ from plumbline.launcher.runtime.system.exit_codes import COMPLETE, STATES
 
 QUIET = 12 * INTERVAL  # seconds after which a run that writes nothing is remarked, or, seen from another host, is dead
 SUBMITTED = "slurm"
-TRACES = (STATUS, "config.yaml", SUBMITTED, LOCK)
+TRACES = (STATUS, CONFIG, SUBMITTED, LOCK)
 """Files of which every run folder has at least one."""
 
 

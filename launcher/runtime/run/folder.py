@@ -12,6 +12,7 @@ from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.identity import TRAINED, differences
 from plumbline.launcher.runtime.config.load import config_in, save_config
 from plumbline.launcher.runtime.config.plan import last_step
+from plumbline.launcher.runtime.config.run_files import CONFIG
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.ranks.world import World
 from plumbline.launcher.runtime.run.environment import environment
@@ -25,14 +26,14 @@ def prepare_run_folder(config: Config, inputs: Inputs, world: World, step: int =
     """Create the folder and write what is known before training starts from `step`; existing contents are kept."""
     folder = config.run.folder
     folder.mkdir(parents=True, exist_ok=True)
-    for name in ("config.yaml", "environment.json", RESULT):
+    for name in (CONFIG, "environment.json", RESULT):
         remove_leftovers(folder / name)
     tokenizers = [corpus.tokenizer_path for corpus in inputs.train.corpora.values() if corpus.tokenizer_path]
     if tokenizers:
         copy_tokenizer(tokenizers[0], folder / "tokenizer")
     facts = environment(world)
     note_start(config, facts, step)
-    save_config(config, folder / "config.yaml")
+    save_config(config, folder / CONFIG)
     write_json(folder / "environment.json", facts)
 
 

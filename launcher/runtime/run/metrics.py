@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from plumbline.data.damage import DamagedFileError
+from plumbline.launcher.runtime.config.run_files import METRICS
 from plumbline.launcher.runtime.run.interventions import read_interventions
 from plumbline.launcher.runtime.run.lines import Lines
 from plumbline.launcher.runtime.run.progress import StepProgress
@@ -50,7 +51,7 @@ class MetricsLog:
             interval: steps between lines.
             evaluates: whether the evaluation at `step` will be made now; if not, an existing one is kept.
         """
-        self.path = folder / "metrics.jsonl"
+        self.path = folder / METRICS
         history = _truncate(self.path, step, evaluates)
         _tell_of_lost_lines(self.path, step, interval)
         self._lines = Lines(self.path)

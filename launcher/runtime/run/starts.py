@@ -12,6 +12,7 @@ from plumbline.data.disk import is_there
 from plumbline.launcher.runtime.config.identity import changes, makes_other_steps
 from plumbline.launcher.runtime.config.load import config_in
 from plumbline.launcher.runtime.config.resolve import resolve
+from plumbline.launcher.runtime.config.run_files import CONFIG
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.system.files import read_json_lines, read_key, remove_leftovers, write_json_lines
 from plumbline.launcher.runtime.system.log import LOG
@@ -105,7 +106,7 @@ def note_start(config: Config, facts: Mapping[str, Any], step: int) -> None:
 def _changes(config: Config, facts: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return key -> its values at the previous start and now, or None if there is none or it is unknown."""
     folder = config.run.folder
-    if not (folder / "config.yaml").exists():
+    if not (folder / CONFIG).exists():
         return None
     try:
         old = _flat(json.loads((folder / "environment.json").read_text(encoding="utf-8")))

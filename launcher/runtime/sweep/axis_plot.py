@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.axes import Axes
 
+from plumbline.launcher.runtime.config.run_files import METRICS
 from plumbline.launcher.runtime.report import figures
 from plumbline.launcher.runtime.report.figures import Line, Scale
 from plumbline.launcher.runtime.report.history import read_history
@@ -34,7 +35,7 @@ def by_axis(points: Sequence[Point]) -> Iterator[Figure]:
 def curves(results: Sequence[Result]) -> Iterator[Figure]:
     """Yield the training loss of the runs whose folders exist, darker for lower held-out loss."""
     runs = {result.run: result.outcome.loss for result in results if result.outcome.loss is not None}
-    ranked = [run for run in sorted(runs, key=lambda run: runs[run] or 0.0) if (Path(run) / "metrics.jsonl").is_file()]
+    ranked = [run for run in sorted(runs, key=lambda run: runs[run] or 0.0) if (Path(run) / METRICS).is_file()]
     drawn = []
     for number, run in enumerate(ranked[:CURVES]):
         loss = read_history(Path(run)).series.get("loss")

@@ -21,6 +21,7 @@ from typing import Any
 from plumbline.data.damage import read_object
 from plumbline.launcher.runtime.config.budget import totals
 from plumbline.launcher.runtime.config.plan import plan_run
+from plumbline.launcher.runtime.config.run_files import METRICS
 from plumbline.launcher.runtime.run.status_file import RESULT
 from plumbline.launcher.runtime.scoring.scores import diverged_above
 from plumbline.launcher.runtime.sweep.cells import Cell, distinct
@@ -107,7 +108,7 @@ def _read_run(cell: Cell) -> RunOutcome:
     status = outcome_of(config)
     if status not in FINISHED:
         return RunOutcome(status or "pending")
-    records = _records(config.run.folder / "metrics.jsonl")
+    records = _records(config.run.folder / METRICS)
     steps = [record for record in records if "loss" in record]
     done = [record["tokens"] for record in steps]
     branch = config.schedule.branch

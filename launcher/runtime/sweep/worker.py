@@ -28,6 +28,7 @@ from plumbline.launcher.runtime.checkpoint.newest import newest_checkpoint
 from plumbline.launcher.runtime.checkpoint.store import checkpoints, newest_whole, problems
 from plumbline.launcher.runtime.cluster.launch import restart_count
 from plumbline.launcher.runtime.config.load import config_in
+from plumbline.launcher.runtime.config.run_files import CHECKPOINTS
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.ranks import process_group
 from plumbline.launcher.runtime.ranks.world import World, be_alone, read_world
@@ -100,7 +101,7 @@ def run_cell(config: Config, world: World, stop: StopRequest, run: Run, keep_che
             with RunStatus(folder, 1, newest_checkpoint, is_ours, since=time.time()) as status:
                 outcome, code, why = _train(config, world, stop, run, status)
                 if outcome in FINISHED and not keep_checkpoints:
-                    shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+                    shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
                 status.end(code, why)
     except RunLockedError:
         return "elsewhere"
@@ -137,7 +138,7 @@ def outcome_of(config: Config) -> Outcome | None:
         return "diverged"
     if is_file(folder / ERROR):
         return "failed"
-    return "stopped" if checkpoints(folder / "checkpoints") else None
+    return "stopped" if checkpoints(folder / CHECKPOINTS) else None
 
 
 def why_failed(config: Config) -> str:
@@ -150,7 +151,7 @@ def why_failed(config: Config) -> str:
 
 def _as_begun(config: Config) -> Config:
     """Return a configuration with the parameterization with which its run was begun, since rules can share a run."""
-    newest = newest_whole(checkpoints(config.run.folder / "checkpoints"), problems, warn=False)  # the loop warns
+    newest = newest_whole(checkpoints(config.run.folder / CHECKPOINTS), problems, warn=False)  # the loop warns
     if newest is None:
         return config
     begun = config_in(newest)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 
 from plumbline.launcher.runtime.checkpoint.store import MANIFEST, checkpoints, step_of
+from plumbline.launcher.runtime.config.run_files import CHECKPOINTS
 from plumbline.launcher.runtime.engine.step_result import StepResult
 from plumbline.launcher.runtime.ranks.collectives import LateSum, from_main
 from plumbline.launcher.runtime.ranks.world import World
@@ -128,7 +129,7 @@ class ChainWriter:
         """Write the newest checkpoint, except one of a later step that a resume skipped: it will be made again."""
         if self._file is None:
             return
-        root, last = self._folder / "checkpoints", max(self._begun, written)
+        root, last = self._folder / CHECKPOINTS, max(self._begun, written)
         try:
             for folder in [each for each in checkpoints(root) if step_of(each) <= last][:1]:
                 self._file.add_checkpoint(step_of(folder), folder / MANIFEST)

@@ -20,6 +20,7 @@ from torch.profiler import record_function
 from plumbline.launcher.runtime.checkpoint import resume
 from plumbline.launcher.runtime.checkpoint import store as checkpoint
 from plumbline.launcher.runtime.checkpoint.local import LocalCheckpoints
+from plumbline.launcher.runtime.config.run_files import CHECKPOINTS
 from plumbline.launcher.runtime.engine.base import Engine, UpdateObserver
 from plumbline.launcher.runtime.engine.build import compiles
 from plumbline.launcher.runtime.engine.step_result import StepResult, StepUnderWay
@@ -96,7 +97,7 @@ class Trainer:
         # From here on other sources may be read than the checkpoint knows
         self.state = replace(state, corpora=self.inputs.fingerprints, skipped=skipped)
         self.guards.restore(state.guards)
-        if folder.parent == self.config.run.folder / "checkpoints":  # neither on the nodes nor of a branch's parent
+        if folder.parent == self.config.run.folder / CHECKPOINTS:  # neither on the nodes nor of a branch's parent
             self.saver.saved_step = state.step
         resume.tell(self.engine, folder, state)
 

@@ -8,6 +8,7 @@ from plumbline.data.skipped import SkippedData
 from plumbline.launcher.runtime.checkpoint import branch, resume
 from plumbline.launcher.runtime.checkpoint.store import step_of
 from plumbline.launcher.runtime.config.plan import last_step
+from plumbline.launcher.runtime.config.run_files import CHECKPOINTS
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.inspection.samples import decoders, of_batch
 from plumbline.launcher.runtime.inspection.seen import places
@@ -32,7 +33,7 @@ def rehearse(config: Config, inputs: Inputs, world: World) -> None:
     """
     check_agreement(config, inputs, world)
     from_main(lambda: _refuse_if_held(config.run.folder), world)
-    found = resume.find(config.run.folder / "checkpoints", world)
+    found = resume.find(config.run.folder / CHECKPOINTS, world)
     if found is not None:
         resume.check_saved(found, config, inputs.fingerprints)
         TRAINING.info(f"would resume after step {step_of(found)} from {found}")

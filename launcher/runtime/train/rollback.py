@@ -14,6 +14,7 @@ from plumbline.launcher.runtime.checkpoint.publishing import remove_after
 from plumbline.launcher.runtime.checkpoint.store import Heartbeat, ending_if_unwritable, step_of
 from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.plan import RunPlan
+from plumbline.launcher.runtime.config.run_files import CHECKPOINTS
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.ranks.collectives import from_main
 from plumbline.launcher.runtime.ranks.world import World
@@ -71,7 +72,7 @@ class Rollbacks:
             UnsavedError: the run folder cannot be written.
         """
         left_out = skipped.data_step(asked.first - 1), skipped.data_step(asked.last - 1) + 1
-        problem, root = self._refusal(skipped | SkippedData((left_out,))), self._folder / "checkpoints"
+        problem, root = self._refusal(skipped | SkippedData((left_out,))), self._folder / CHECKPOINTS
         found = None if problem else self._find(root, asked.first, heartbeat)
         if found is None:
             problem = problem or f"there is no whole checkpoint of a step before {asked.first}"

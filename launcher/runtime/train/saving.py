@@ -8,6 +8,7 @@ from plumbline.launcher.runtime.checkpoint import store as checkpoint
 from plumbline.launcher.runtime.checkpoint.background import CheckpointWriter, SaveOutcome
 from plumbline.launcher.runtime.checkpoint.local import LocalCheckpoints
 from plumbline.launcher.runtime.checkpoint.snapshot import Snapshot, take_snapshot
+from plumbline.launcher.runtime.config.run_files import CHECKPOINTS
 from plumbline.launcher.runtime.engine.base import Engine
 from plumbline.launcher.runtime.ranks.collectives import any_rank
 from plumbline.launcher.runtime.run.status import RunStatus
@@ -45,7 +46,7 @@ class Saver:
     ) -> None:
         config = engine.config
         self._config, self._engine, self._guards, self._chain, self._status = config, engine, guards, chain, status
-        root = config.run.folder / "checkpoints"
+        root = config.run.folder / CHECKPOINTS
         self.writer = CheckpointWriter(config, root, engine.world, local, heartbeat)
         self.saved_step: int | None = None
         """Step of the newest checkpoint in the run folder."""

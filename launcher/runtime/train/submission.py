@@ -17,6 +17,7 @@ from plumbline.launcher.runtime.checkpoint.store import checkpoints, newest_whol
 from plumbline.launcher.runtime.cluster.slurm import Request, log_file, next_number, write_script
 from plumbline.launcher.runtime.config.load import save_config
 from plumbline.launcher.runtime.config.plan import plan_run
+from plumbline.launcher.runtime.config.run_files import CHECKPOINTS
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.models.from_stock import fetch_ahead
 from plumbline.launcher.runtime.ranks.world import World
@@ -47,7 +48,7 @@ def check(config: Config, request: Request) -> None:
             f"{config.run.folder} is complete: the job would end at once; raise train.steps (or train.tokens) to train "
             "longer, or give another run.name"
         )
-    root = config.run.folder / "checkpoints"
+    root = config.run.folder / CHECKPOINTS
     newest = newest_whole(checkpoints(root), problems)
     if newest is None:
         check_any(root, checkpoints(root))

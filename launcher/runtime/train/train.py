@@ -6,6 +6,7 @@ from plumbline.launcher.runtime.checkpoint import branch, resume
 from plumbline.launcher.runtime.checkpoint import store as checkpoint
 from plumbline.launcher.runtime.checkpoint.local import LocalCheckpoints
 from plumbline.launcher.runtime.checkpoint.publishing import put_back, tidy
+from plumbline.launcher.runtime.config.run_files import CHECKPOINTS
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.make import make_engine
 from plumbline.launcher.runtime.models.from_stock import fetch, initial_weights
@@ -68,7 +69,7 @@ def make_trainer(
 ) -> Trainer:
     """Prepare the run folder and return a trainer at the newest checkpoint, or at the start."""
     check_agreement(config, inputs, world)
-    root = config.run.folder / "checkpoints"
+    root = config.run.folder / CHECKPOINTS
     local = None if config.checkpoint.local is None else LocalCheckpoints(config, world)
     verifying = partial(watchdog.beat, "verifying checkpoints to the last byte")
     with checkpoint.ending_if_unreadable(root):

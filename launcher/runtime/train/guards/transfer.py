@@ -26,6 +26,7 @@ from torch import Tensor
 from plumbline.data.damage import DamagedFileError
 from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.guards import TransferConfig
+from plumbline.launcher.runtime.config.run_files import METRICS
 from plumbline.launcher.runtime.engine.base import Engine
 from plumbline.launcher.runtime.engine.pieces import Piece, sampled, stands_for
 from plumbline.launcher.runtime.engine.step_result import StepResult
@@ -179,7 +180,7 @@ def read_base(settings: TransferConfig, most: int | None = None) -> Sizes:
     """
     if settings.base is None:
         return {}
-    file = Path(settings.base) / "metrics.jsonl"
+    file = Path(settings.base) / METRICS
     if not file.is_file():
         raise ConfigError(f"guards.transfer.base = {settings.base}: {file} is not there: name the folder of a run")
     sizes = dict(islice(_sizes_in(file), most))

@@ -11,7 +11,8 @@ import pytest
 from plumbline.data.damage import DamagedFileError
 from plumbline.launcher.replay import parse_arguments
 from plumbline.launcher.runtime.config.load import load_config, save_config
-from plumbline.launcher.runtime.replay.record import METRICS, Difference, contradictions, read_record
+from plumbline.launcher.runtime.config.run_files import METRICS
+from plumbline.launcher.runtime.replay.record import Difference, contradictions, read_record
 from plumbline.launcher.runtime.replay.search import Found
 from plumbline.launcher.runtime.replay.spike import Explanation, standings
 from plumbline.launcher.runtime.replay.text import spike_lines, verify_facts, verify_lines
