@@ -33,7 +33,7 @@ from typing import Any
 
 import psutil
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from torch import Tensor
 
 from plumbline.launcher.runtime.checkpoint.tensors import read_model
@@ -44,8 +44,12 @@ BIN = Path(sys.executable).parent
 PATIENCE = 900.0
 """Seconds that a test waits for processes: only those that hang take as long, on any machine."""
 
-# A busy machine is not a failure; and every run of the tests tries the same examples
-settings.register_profile("plumbline", deadline=None, derandomize=True)
+settings.register_profile(
+    "plumbline",
+    derandomize=True,  # every run of the tests tries the same examples
+    deadline=None,  # nor is a busy machine a failure
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],  # corpora are made once
+)
 settings.load_profile("plumbline")
 
 CONFIG = """\

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plumbline.data import finding
@@ -161,7 +161,7 @@ def test_the_last_tokens_fill_no_window(corpus: Corpus) -> None:
     assert found.windows in (range(0), range(1, corpus.splits["train"].training_windows(length)))
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
+@settings(max_examples=30)
 @given(lengths=st.lists(st.integers(1, 3000), min_size=1, max_size=12), place=st.floats(0, 1, exclude_max=True))
 def test_the_document_around_a_token(make_pair: MakePair, lengths: list[int], place: float) -> None:
     split = make_pair(lengths, name="around").splits["train"]

@@ -11,7 +11,7 @@ from typing import cast
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plumbline.data.boundaries import KEPT, Boundaries
@@ -90,7 +90,7 @@ def row_by_row(windows: list[Window | None], length: int) -> dict[str, list[list
     return batch
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+@settings(max_examples=60)
 @given(
     lengths=st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=40).filter(lambda one: sum(one) > 1), min_size=2),
     length=st.integers(1, 12),
@@ -128,7 +128,7 @@ def test_every_token_but_the_first_is_a_target_once_an_epoch(make_pair: MakePair
         assert sorted(labels) == list(range(1, 97))
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
+@settings(max_examples=40)
 @given(
     accumulation=st.integers(1, 3),
     micro=st.integers(1, 3),
@@ -333,7 +333,7 @@ def evaluate(corpus: Corpus, length: int, micro: int, max_batches: int | None, w
     return targets
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
+@settings(max_examples=40)
 @given(
     tokens=st.integers(2, 120),
     length=st.integers(1, 20),

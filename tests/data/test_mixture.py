@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -168,7 +168,7 @@ def test_weights_change_after_so_many_tokens_in_batches(make_pair: MakePair) -> 
     assert whole[2:] == resumed
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=20)
+@settings(max_examples=20)
 @given(start=st.integers(0, 60), world=st.sampled_from([1, 2, 4]))
 def test_a_changing_mixture_resumes_anywhere_on_any_world_size(make_pair: MakePair, start: int, world: int) -> None:
     a = {"path": str(make_pair([300], "a").path), "max_epochs": 1.5}

@@ -16,7 +16,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plumbline.data.config import DataConfig
@@ -118,7 +118,7 @@ def config_of(*corpora: Corpus, length: int, batch: int, micro: int | None = Non
     )
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
+@settings(max_examples=40)
 @given(lengths=LENGTHS, length=st.integers(1, 12), seed=st.integers(0, 9))
 def test_an_epoch_trains_on_every_pair_of_a_token_and_its_successor_once(
     make_pair: MakePair, lengths: list[int], length: int, seed: int
@@ -146,7 +146,7 @@ def test_an_epoch_trains_on_every_pair_of_a_token_and_its_successor_once(
             assert int(batch["positions"][row, place]) == position
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
+@settings(max_examples=30)
 @given(micro=st.integers(1, 3), accumulation=st.integers(1, 3), world=st.integers(1, 4), step=st.integers(0, 10**9))
 def test_packed_steps_hold_the_same_samples_for_every_world_size(
     make_pair: MakePair, micro: int, accumulation: int, world: int, step: int
