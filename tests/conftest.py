@@ -91,12 +91,13 @@ UNTIL = float(os.environ.get("PLUMBLINE_TESTS_UNTIL", "inf"))
 
 
 def pytest_configure() -> None:
-    """Let no command that a test runs in this process listen to Ctrl-C.
+    """Let no command that a test runs in this process listen to Ctrl-C, and collect tests without collecting garbage.
 
-    It would go on listening, count what later tests send to this process, and end it at the second one, which
+    A command would go on listening, count what later tests send to this process, and end it at the second one, which
     pytest-xdist answers by waiting for ever.
     """
     signal.signal(signal.SIGINT, lambda number, frame: signal.default_int_handler(number, frame))
+    gc.disable()  # until all tests are collected, which makes many objects and no garbage
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest selects by marks
@@ -131,6 +132,7 @@ def pytest_runtest_setup() -> None:
 def pytest_collection_finish() -> None:
     """Keep what imports and collection have made out of every later garbage collection: DeepSpeed asks for many."""
     gc.freeze()
+    gc.enable()
 
 
 TOGETHER = ("tests/slurm/", "tests/launcher/runtime/harness/")
