@@ -17,9 +17,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy import special
 
 from plumbline.launcher.runtime.sweep.optimum import Array, Curve, is_within, losses_at, optima
+from plumbline.launcher.runtime.sweep.seed_means import student
 
 SAMPLES = 10_000
 PERCENTILES = (2.5, 97.5)
@@ -90,17 +90,11 @@ def _over_seeds(x: Array, base_losses: Array, y: Array, size_losses: Array) -> t
     (base_best, base_edge), (size_best, size_edge) = optima(x, base_losses), optima(y, size_losses)
     if (base_edge | size_edge).any():
         return None, None
-    shift_t = student(size_best - base_best)
+    shift_t = Interval(*student(size_best - base_best))
     if not is_within(y, base_best).all():
         return shift_t, None
-    return shift_t, student(losses_at(y, size_losses, base_best) - losses_at(y, size_losses, size_best))
-
-
-def student(values: Array) -> Interval:
-    """Return Student's 95 % interval of the mean of two or more values."""
-    centre, error = values.mean(), values.std(ddof=1) / np.sqrt(len(values))
-    half = special.stdtrit(len(values) - 1, PERCENTILES[1] / 100) * error
-    return Interval(float(centre - half), float(centre + half))
+    costs = losses_at(y, size_losses, base_best) - losses_at(y, size_losses, size_best)
+    return shift_t, Interval(*student(costs))
 
 
 def _bounds(x: Array, best: Array, edge: npt.NDArray[np.bool_]) -> tuple[Array, Array]:

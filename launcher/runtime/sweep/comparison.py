@@ -2,19 +2,21 @@
 
 A variant is a label of one axis. Another axis may separate things whose losses are not comparable, such as tasks: each
 of its labels gets a table. A variant is tuned over the remaining axes, and its row shows its best point, by mean over
-seeds. A point only counts if all its seeds have finished; others are named beside the row.
+seeds. A point only counts if all its seeds have finished; others are named beside the row. Further tables subtract one
+variant from all others, seed by seed.
 """
 
 import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, model_validator
 
 from plumbline.launcher.runtime.scoring.scores import wilson_interval
 from plumbline.launcher.runtime.sweep.cautions import caution
+from plumbline.launcher.runtime.sweep.differences import Difference, OfSeeds, differences
 from plumbline.launcher.runtime.sweep.ends import axes_at_end
 from plumbline.launcher.runtime.sweep.result import MATCHES, Result
 from plumbline.launcher.runtime.sweep.seed_means import Estimate, estimate
@@ -33,6 +35,7 @@ COLUMNS = {
     "tokens_per_second": "tokens/s",
 }
 PLOTTED = ("loss", *MATCHES)
+SUBTRACTED = (*PLOTTED, "kurt", "w8a8_delta")
 Merit = Literal["loss", "exact_match", "thinking_exact_match", "answer_match", "thinking_answer_match"]
 MERITS: dict[Merit, tuple[str, ...]] = {
     "loss": (),
@@ -73,6 +76,8 @@ class Variant:
     """None if `ComparisonConfig.solved` is None, or no point is complete."""
     notes: list[str] = field(default_factory=list)
     """Points that were excluded from the choice, and axes on which the best point is at an end."""
+    less: dict[str, dict[str, Difference]] = field(default_factory=dict)
+    """Label of `ComparisonConfig.against` -> one of SUBTRACTED -> this variant less that one, each at its best."""
 
     @property
     def at_best(self) -> Point | None:
@@ -93,7 +98,7 @@ class ComparisonSummary:
         """Return the tables as plain values."""
         tables: dict[str, Any] = asdict(self)["tables"]
         for variant in (variant for variants in tables.values() for variant in variants.values()):
-            for key in ("solved", "notes"):
+            for key in ("solved", "less", "notes"):
                 if not variant[key]:
                     del variant[key]
         return tables
@@ -112,6 +117,9 @@ class ComparisonConfig(BaseModel, extra="forbid", frozen=True, strict=True):
     solved: Annotated[float, Field(gt=0, le=1)] | None = None
     """A threshold for `by`: report how many seeds of the best point reach it at the end, and at which step each first
     did."""
+    against: list[str] = []
+    """Labels of `variants`. For each, a further table has all others less this one, paired by seed, each at its best
+    point, with Student's t intervals."""
 
     @model_validator(mode="after")
     def _solves_something(self) -> "ComparisonConfig":
@@ -139,6 +147,12 @@ def check(settings: ComparisonConfig | None, results: Sequence[Result]) -> None:
             if axis not in result.labels:
                 axes = ", ".join(result.labels)
                 raise ValueError(f"comparison: {key} = {axis!r}: a grid has no such axis, only {axes}")
+    labels = list(dict.fromkeys(str(result.labels[settings.variants]) for result in results))
+    for label in settings.against:
+        if label not in labels:
+            raise ValueError(
+                f"comparison: against = {label!r}: {settings.variants} has no such label, only {', '.join(labels)}"
+            )
     if settings.within == settings.variants:
         raise ValueError(f"comparison: within = {settings.within!r}: that axis is compared; name another, or none")
 
@@ -156,7 +170,11 @@ def summarize(settings: ComparisonConfig, results: Sequence[Result]) -> Comparis
         tables.setdefault(table, {}).setdefault(variant, {}).setdefault(point, []).append(result)
     return ComparisonSummary(
         {
-            table: _ranked({name: _variant(points, settings) for name, points in variants.items()}, settings.by)
+            table: _subtracted(
+                _ranked({name: _variant(points, settings) for name, points in variants.items()}, settings.by),
+                variants,
+                settings.against,
+            )
             for table, variants in tables.items()
         },
         {table: said for table, of_table in results_of.items() if (said := caution(of_table)) is not None},
@@ -213,6 +231,23 @@ def _ranked(variants: dict[str, Variant], by: Merit) -> dict[str, Variant]:
     return dict(sorted(variants.items(), key=lambda item: merit(item[1]), reverse=True))
 
 
+def _subtracted(
+    variants: dict[str, Variant], cells: dict[str, dict[str, list[Result]]], against: Sequence[str]
+) -> dict[str, Variant]:
+    """Return the variants with what each is less those of `against`, where both have a best point."""
+    at_best: dict[str, OfSeeds] = {
+        name: {key: _of_seeds(key, cells[name][variant.best]) for key in SUBTRACTED}
+        for name, variant in variants.items()
+        if variant.best is not None
+    }
+    others = {other: at_best[other] for other in against if other in at_best}
+    less = {
+        name: {other: differences(of_seeds, at) for other, at in others.items() if other != name}
+        for name, of_seeds in at_best.items()
+    }
+    return {name: replace(variant, less=less.get(name, {})) for name, variant in variants.items()}
+
+
 def _merit(point: Point, by: Merit) -> tuple[float, float]:
     """Return a sort key for the quality of a point, larger being better; ties in matches are broken by lower loss."""
     known = [point[key].mean for key in MERITS[by] if key in point]
@@ -242,6 +277,7 @@ def lines(summary: ComparisonSummary) -> Iterator[str]:
         if len(summary.tables) > 1:
             yield table
         yield from _table(variants)
+        yield from _differences(variants)
         if table in summary.cautions:
             yield summary.cautions[table]
 
@@ -263,6 +299,21 @@ def _table(variants: dict[str, Variant]) -> Iterator[str]:
             )
     for name in [name for name in variants if name not in best]:
         yield f"{name:<{width}}  no point is complete"
+
+
+def _differences(variants: dict[str, Variant]) -> Iterator[str]:
+    """Yield a table for each variant that was subtracted, with a line for each variant from which it was."""
+    chosen = any(len(variant.points) > 1 for variant in variants.values())
+    note = "; the points were chosen on these seeds, which the intervals leave out" if chosen else ""
+    width = max(map(len, variants))
+    for other in dict.fromkeys(other for variant in variants.values() for other in variant.less):
+        rows = {name: variant.less[other] for name, variant in variants.items() if other in variant.less}
+        columns = [key for key in SUBTRACTED if any(key in row for row in rows.values())]
+        yield ""
+        yield f"less {other}, paired by seed, with 95 % intervals by Student's t{note}"
+        yield f"{'':<{width}}  " + " ".join(f"{COLUMNS[key]:>30}" for key in columns)
+        for name, row in rows.items():
+            yield f"{name:<{width}}  " + " ".join(f"{row.get(key, '-')!s:>30}" for key in columns)
 
 
 def _text(value: Estimate | None) -> str:

@@ -4,6 +4,10 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+from scipy import special
+
 
 class Estimate(NamedTuple):
     """Hold a mean over seeds and its error; a pair in JSON."""
@@ -30,3 +34,10 @@ def standard_error(values: Sequence[float]) -> float | None:
     centre = mean(values)
     variance = sum((value - centre) ** 2 for value in values) / (len(values) - 1)
     return math.sqrt(variance / len(values))
+
+
+def student(values: npt.NDArray[np.float64]) -> tuple[float, float]:
+    """Return the ends of Student's 95 % interval of the mean of two or more values."""
+    centre, error = values.mean(), values.std(ddof=1) / np.sqrt(len(values))
+    half = special.stdtrit(len(values) - 1, 0.975) * error
+    return float(centre - half), float(centre + half)

@@ -1,12 +1,13 @@
 """A comparison of variants: each at its best point, complete ones only, as a table and as a figure."""
 
 import json
-from dataclasses import replace
+from dataclasses import astuple, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from matplotlib.axes import Axes
+from scipy import stats
 
 from plumbline.launcher.runtime.sweep.comparison import ComparisonConfig, Merit, check, lines, summarize
 from plumbline.launcher.runtime.sweep.comparison_plot import PLAIN, THOUGHTS, draw
@@ -127,6 +128,50 @@ def test_a_score_that_solves_is_counted_over_seeds_with_the_step_that_reached_it
     }
     with pytest.raises(ValueError, match=r"solved = 0\.95 is a share of right answers: by = 'loss' has none"):
         ComparisonConfig(variants="block", solved=0.95)
+
+
+AGAINST = ComparisonConfig(variants="block", against=["b"])
+PAIRS = [
+    *(cell("a", 0.1, seed, loss, kurt=seed) for seed, loss in ((1, 2.0), (2, 2.3), (3, 2.1))),
+    *(cell("a", 0.2, seed, 3.0, kurt=9.0) for seed in (1, 2, 3)),  # not its best point
+    *(cell("b", 0.1, seed, loss, kurt=4.0) for seed, loss in ((1, 1.0), (2, 1.1), (3, 1.2), (4, 9.0))),
+    cell("c", 0.1, 1, 1.5),
+    cell("d", 0.1, 1, None),
+]
+
+
+def test_variants_are_subtracted_seed_by_seed_at_their_best_points() -> None:
+    check(AGAINST, PAIRS)
+    found = summarize(AGAINST, PAIRS).tables["all"]
+    assert {name: [*variant.less] for name, variant in found.items()} == {"a": ["b"], "b": [], "c": ["b"], "d": []}
+    less = found["a"].less["b"]
+    assert less.keys() == {"loss", "kurt"}
+    apart = np.array([1.0, 1.2, 0.9])  # of the seeds that both have
+    interval = stats.t.interval(0.95, 2, apart.mean(), stats.sem(apart))
+    assert astuple(less["loss"]) == pytest.approx((apart.mean(), *interval, 3))
+    assert less["kurt"].mean == pytest.approx(-2.0)
+    assert found["c"].less["b"] == {}, "one seed has no interval"
+
+
+def test_differences_are_a_table_that_tells_of_a_choice_made_on_its_seeds() -> None:
+    *_, head, columns, first, second = lines(summarize(AGAINST, PAIRS))
+    assert head.startswith(
+        "less b, paired by seed, with 95 % intervals by Student's t; the points were chosen on these"
+    )
+    assert columns.split() == ["loss", "kurtosis"]
+    assert first.split() == ["c", "-", "-"], "in the order of the table above"
+    assert second.split() == ["a", "1.03", "[0.654,", "1.41]", "-2", "[-4.48,", "0.484]"]
+    alone = [one for one in PAIRS if one.labels["lr"] == 0.1]
+    *_, head, _, _, _ = lines(summarize(AGAINST, alone))
+    assert head == "less b, paired by seed, with 95 % intervals by Student's t", "nothing was chosen"
+
+
+def test_only_a_label_of_the_compared_axis_can_be_subtracted() -> None:
+    message = "against = 'e': block has no such label, only a, b, c, d"
+    with pytest.raises(ValueError, match=message):
+        check(ComparisonConfig(variants="block", against=["b", "e"]), PAIRS)
+    (table,) = summarize(ComparisonConfig(variants="block", against=["d"]), PAIRS).to_json().values()
+    assert not any("less" in variant for variant in table.values()), "d has no best point"
 
 
 def test_the_document_has_the_keys_it_always_had() -> None:
