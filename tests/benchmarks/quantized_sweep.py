@@ -10,7 +10,8 @@ seeds; and the held-out loss before rounding, and the largest kurtosis of a laye
 
 With --pairs, instead: for each recipe the geometric mean, over pairs of cells that differ in these two labels alone, of
 the ratio of what rounding their last checkpoints adds; and over the second label's cells the exponent e of D^e, from
-their first checkpoint to their last. Both ± two standard errors; what rounding does not worsen is left out.
+their first checkpoint to their last. Both with 95 % intervals by Student's t; what rounding does not worsen is left
+out.
 """
 
 import argparse
@@ -21,8 +22,10 @@ from collections.abc import Callable, Container, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from plumbline.launcher.runtime.commands import cli
-from plumbline.launcher.runtime.sweep.seed_means import mean, standard_error
+from plumbline.launcher.runtime.sweep.seed_means import mean, standard_error, student
 
 Row = dict[str, Any]
 
@@ -30,14 +33,14 @@ Row = dict[str, Any]
 def main() -> None:
     """Join and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("sweep", type=Path, help="folder with results.jsonl")
-    parser.add_argument("rows", type=Path, help="folder with rows.jsonl")
+    parser.add_argument("sweep", type=Path, help="results.jsonl, or its folder")
+    parser.add_argument("rows", type=Path, help="rows.jsonl, or its folder")
     parser.add_argument(
         "--pairs", nargs=2, metavar="LABEL", help="compare cells with the first to those with the second"
     )
     arguments = parser.parse_args()
-    cells = {Path(cell["run"]).name: cell for cell in read(arguments.sweep / "results.jsonl")}
-    rows = [{**row, "cell": cells[run_of(row, cells)]} for row in read(arguments.rows / "rows.jsonl")]
+    cells = {Path(cell["run"]).name: cell for cell in read(arguments.sweep, "results.jsonl")}
+    rows = [{**row, "cell": cells[run_of(row, cells)]} for row in read(arguments.rows, "rows.jsonl")]
     if arguments.pairs:
         labels = {label for row in rows for label in row["cell"]["labels"].values()}
         if unknown := [label for label in arguments.pairs if label not in labels]:
@@ -100,18 +103,17 @@ def print_pairs(rows: Sequence[Row], first: str, second: str) -> None:
 
 
 def interval(values: Sequence[float], shown: Callable[[float], float] = float) -> str:
-    """Return the mean with two standard errors to both sides, and how many values there are."""
+    """Return the mean with its interval, and how many values there are."""
     if len(values) < 2:
         return "-"
-    error = standard_error(values) or 0.0
-    ends = (mean(values) + sign * 2 * error for sign in (0, -1, 1))
-    middle, low, high = (f"{shown(end):.2f}" for end in ends)
+    middle, low, high = (f"{shown(end):.2f}" for end in (mean(values), *student(np.array(values))))
     return f"{middle} [{low}, {high}] ({len(values)})"
 
 
-def read(path: Path) -> list[Row]:
-    """Read the objects of a file of JSON Lines."""
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+def read(path: Path, name: str) -> list[Row]:
+    """Read the objects of a file of JSON Lines, or of the one of that name in a folder."""
+    file = path / name if path.is_dir() else path
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
 
 
 def spread(values: Sequence[float], digits: int) -> str:
