@@ -150,9 +150,8 @@ def check(settings: ComparisonConfig | None, results: Sequence[Result]) -> None:
     labels = list(dict.fromkeys(str(result.labels[settings.variants]) for result in results))
     for label in settings.against:
         if label not in labels:
-            raise ValueError(
-                f"comparison: against = {label!r}: {settings.variants} has no such label, only {', '.join(labels)}"
-            )
+            there = ", ".join(map(repr, labels))
+            raise ValueError(f"comparison: against = {label!r}: {settings.variants} has no such label, only {there}")
     if settings.within == settings.variants:
         raise ValueError(f"comparison: within = {settings.within!r}: that axis is compared; name another, or none")
 

@@ -167,7 +167,7 @@ def test_differences_are_a_table_that_tells_of_a_choice_made_on_its_seeds() -> N
 
 
 def test_only_a_label_of_the_compared_axis_can_be_subtracted() -> None:
-    message = "against = 'e': block has no such label, only a, b, c, d"
+    message = "against = 'e': block has no such label, only 'a', 'b', 'c', 'd'"
     with pytest.raises(ValueError, match=message):
         check(ComparisonConfig(variants="block", against=["b", "e"]), PAIRS)
     (table,) = summarize(ComparisonConfig(variants="block", against=["d"]), PAIRS).to_json().values()
