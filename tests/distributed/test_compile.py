@@ -48,6 +48,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
 
     def count(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
         made["graphs"] += 1
+        made["graphs of any length"] += any(isinstance(each, torch.SymInt) for each in inputs)
         return aot_eager(graph, inputs)
 
     def with_nothing_kept(*arguments: Any) -> dict[str, Any]:
@@ -110,6 +111,7 @@ def test_an_evaluation_decides_nothing_about_the_graphs_of_training(
         engine.train_step(batches, 0, 1e-3)
         made.append(graphs["graphs"] - before)
     assert made[0] == made[1]
+    assert graphs["graphs of any length"] == 0
 
 
 def test_compiled_blocks_have_torchs_own_linear_layer(tiny_config: Path, world: World, graphs: Counter[str]) -> None:
