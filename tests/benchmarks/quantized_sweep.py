@@ -10,8 +10,9 @@ seeds; and the held-out loss before rounding, and the largest kurtosis of a laye
 
 With --pairs, instead: for each recipe the geometric mean, over pairs of cells that differ in these two labels alone, of
 the ratio of what rounding their last checkpoints adds; and over the second label's cells the exponent e of D^e, from
-their first checkpoint to their last. Both with 95 % intervals by Student's t; what rounding does not worsen is left
-out.
+their first checkpoint to their last. Both with 95 % intervals by Student's t over seeds, each of which counts once, by
+the mean of its cells: with and without a decay, runs of one seed are the same until it begins. What rounding does not
+worsen is left out.
 """
 
 import argparse
@@ -89,25 +90,26 @@ def print_pairs(rows: Sequence[Row], first: str, second: str) -> None:
         key = *row["cell"]["labels"].values(), row["cell"]["seed"]
         added[row["recipe"]][key][row["step"]] = row["delta"]
     for recipe, found in added.items():
-        ratios, exponents = [], []
+        ratios, exponents = defaultdict[int, list[float]](list), defaultdict[int, list[float]](list)
         for key, steps in found.items():
-            begin, end = min(steps), max(steps)
+            begin, end, seed = min(steps), max(steps), key[-1]
             if second not in key or steps[end] <= 0:
                 continue
             if end > begin and steps[begin] > 0:
-                exponents.append(math.log(steps[end] / steps[begin]) / math.log(end / begin))
+                exponents[seed].append(math.log(steps[end] / steps[begin]) / math.log(end / begin))
             other = found.get(tuple(first if part == second else part for part in key), {}).get(end, 0.0)
             if other > 0:
-                ratios.append(math.log(other / steps[end]))
+                ratios[seed].append(math.log(other / steps[end]))
         print(f"{recipe}: {first} over {second} {interval(ratios, math.exp)}; D^e, e = {interval(exponents)}")
 
 
-def interval(values: Sequence[float], shown: Callable[[float], float] = float) -> str:
-    """Return the mean with its interval, and how many values there are."""
+def interval(of_seeds: dict[int, list[float]], shown: Callable[[float], float] = float) -> str:
+    """Return the mean over seeds with its interval, and how many values of how many seeds there are."""
+    values = [mean(own) for own in of_seeds.values()]
     if len(values) < 2:
         return "-"
     middle, low, high = (f"{shown(end):.2f}" for end in (mean(values), *student(np.array(values))))
-    return f"{middle} [{low}, {high}] ({len(values)})"
+    return f"{middle} [{low}, {high}] ({sum(map(len, of_seeds.values()))} of {len(values)} seeds)"
 
 
 def read(path: Path, name: str) -> list[Row]:
