@@ -47,7 +47,7 @@ PATIENCE = 900.0
 settings.register_profile(
     "plumbline",
     derandomize=True,  # every run of the tests tries the same examples
-    deadline=None,  # nor is a busy machine a failure
+    deadline=None,  # a busy machine is no failure
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],  # corpora are made once
 )
 settings.load_profile("plumbline")

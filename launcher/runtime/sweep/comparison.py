@@ -233,7 +233,7 @@ def _ranked(variants: dict[str, Variant], by: Merit) -> dict[str, Variant]:
 def _subtracted(
     variants: dict[str, Variant], cells: dict[str, dict[str, list[Result]]], against: Sequence[str]
 ) -> dict[str, Variant]:
-    """Return the variants with what each is less those of `against`, where both have a best point."""
+    """Return the variants, each with its differences from those of `against`, where both have a best point."""
     at_best: dict[str, OfSeeds] = {
         name: {key: _of_seeds(key, cells[name][variant.best]) for key in SUBTRACTED}
         for name, variant in variants.items()
