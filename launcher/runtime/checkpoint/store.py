@@ -26,6 +26,7 @@ from plumbline.data.damage import DamagedFileError, read_object
 from plumbline.data.disk import is_file
 from plumbline.data.paths import leads_out
 from plumbline.data.skipped import NOTHING, SkippedData
+from plumbline.launcher.runtime.config import run_files
 from plumbline.launcher.runtime.system.files import read_key
 from plumbline.launcher.runtime.system.log import LOG
 
@@ -35,7 +36,8 @@ Heartbeat = Callable[[], object]
 FORMAT = 2
 BLOCK = 2**24
 """Bytes of a file that are read at once."""
-MANIFEST, STATE, CONFIG, POINTER = "manifest.json", "state.json", "config.yaml", "latest"
+MANIFEST, STATE, POINTER = "manifest.json", "state.json", "latest"
+CONFIG = run_files.CONFIG
 
 
 class CheckpointError(ValueError):

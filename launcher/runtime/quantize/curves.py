@@ -15,6 +15,7 @@ from typing import Any, Literal
 from matplotlib.axes import Axes
 
 from plumbline.launcher.runtime.commands.figures import panels, save_png
+from plumbline.launcher.runtime.config.run_files import CHECKPOINTS
 from plumbline.launcher.runtime.quantize.row import Row
 
 Pairs = list[tuple[float, float]]
@@ -101,7 +102,7 @@ def _way(recipe: str) -> str:
 
 def _short(row: Row) -> str:
     parts = Path(row.checkpoint.model).parts
-    return "/".join(part for part in parts[-3:] if part not in ("runs", "checkpoints"))
+    return "/".join(part for part in parts[-3:] if part not in ("runs", CHECKPOINTS))
 
 
 def _named(lines: Mapping[tuple[Any, ...], Pairs], least: int) -> Lines:
