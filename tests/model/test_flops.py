@@ -90,8 +90,9 @@ def test_thoughts_cost_what_passes_the_blocks(
     assert training_flops_per_token(config, length, objective) == pytest.approx(expected)
 
 
-def test_further_heads_cost_a_block_and_a_prediction_each(make_config: MakeConfig) -> None:
-    config, deeper = make_config(num_hidden_layers=2), make_config(num_hidden_layers=4)
-    head = 6 * config.hidden_size * config.vocab_size
+@pytest.mark.parametrize("projects", [False, True])
+def test_further_heads_cost_a_block_and_a_prediction_each(make_config: MakeConfig, projects: bool) -> None:
+    config, deeper = (make_config(num_hidden_layers=n, embedding_projection=projects) for n in (2, 4))
+    head = 6 * config.hidden_size * (config.vocab_size + projects * config.hidden_size)
     expected = training_flops_per_token(deeper, 100, NextTokenConfig()) + 2 * head
     assert training_flops_per_token(config, 100, MultiTokenConfig(horizon=3)) == expected
