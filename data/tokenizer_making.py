@@ -29,6 +29,7 @@ from plumbline.data.tokenizers import CONFIG, TOKENIZER, byte_vocabulary, check_
 
 EOS = "<|endoftext|>"
 GENERIC_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")  # the name before and since transformers 5
+MODEL_CONFIG = "config.json"  # of a model, by which transformers finds the class of a tokenizer without its own
 SMALLEST_BPE = 257  # 256 bytes and <|endoftext|>
 PRINTABLE = "".join(map(chr, range(33, 127)))
 SMALLEST_UNIGRAM = 256 + 2 + len(PRINTABLE) + 1  # bytes, <unk>, <|endoftext|>, printable ASCII and the space
@@ -86,6 +87,11 @@ def check_tokenizer(spec: str) -> None:
         raise ValueError(
             f"--tokenizer {spec}: no such folder;{_meant_by(spec)} known: byte, train-bpe:N, train-unigram:N, hf:NAME "
             "(hub), or a folder that holds tokenizer.json and tokenizer_config.json"
+        )
+    if not any((Path(spec) / name).is_file() for name in (TOKENIZER, CONFIG, MODEL_CONFIG, MANIFEST)):
+        raise ValueError(
+            f"--tokenizer {spec}: has none of {TOKENIZER}, {CONFIG} and {MODEL_CONFIG}, which say which class of "
+            "transformers reads it; load it with that class, and save it with save_pretrained"
         )
     if (Path(spec) / MANIFEST).is_file():
         own = next((str(each) for each in Path(spec).glob("**/tokenizer") if each.is_dir()), "not there")

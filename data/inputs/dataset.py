@@ -16,7 +16,8 @@ from plumbline.data.inputs.records import Format, Record, Unit, record_of_row
 from plumbline.data.inputs.source import Source
 
 PREFIX = "hf:"
-SAVED_SPLITS, SAVED_FILES = "dataset_dict.json", "state.json"  # files that `datasets` writes with save_to_disk
+SAVED_SPLITS, SAVED_FILES, SAVED_FACTS = "dataset_dict.json", "state.json", "dataset_info.json"
+"""Files that `datasets` writes with save_to_disk: the first for several splits, the others for each."""
 MOST_SAID = 300
 """Most characters shown of an error of `datasets`, which lists all columns."""
 
@@ -46,15 +47,30 @@ class Dataset(Source):
             ValueError: `datasets` cannot load it, and trying again would not help.
             OSError: it cannot be reached at the moment.
         """
-        folder, _, split = _parts_of(self.spec)
-        saved = Path(folder) / split if (Path(folder) / SAVED_SPLITS).is_file() else Path(folder)
+        folder, config, split = _parts_of(self.spec)
+        has_splits = (Path(folder) / SAVED_SPLITS).is_file()
+        saved = Path(folder) / split if has_splits else Path(folder)
         if (saved / SAVED_FILES).is_file():  # written by save_to_disk: Arrow files, listed in order
-            for entry in json.loads((saved / SAVED_FILES).read_text())["_data_files"]:
+            state = json.loads((saved / SAVED_FILES).read_text())
+            named = self.spec.removeprefix(PREFIX).split(":")[2:]
+            if config or (not has_splits and named and split != state.get("_split")):
+                kind = "splits, and no configurations" if has_splits else "one dataset, and neither those nor splits"
+                raise ValueError(
+                    f"source {self.spec}: {folder} was written by save_to_disk: it holds {kind}; give "
+                    f"hf:{folder}{'::SPLIT' if has_splits else ''}"
+                )
+            for entry in state["_data_files"]:
                 yield Unit(number, ARROW, (str(saved / entry["filename"]),))
             return
         parts = open_dataset(self.spec).num_shards
         for part in range(parts):
             yield Unit(number, STREAMED, (self.spec,), part, parts)
+
+
+def is_saved(folder: Path) -> bool:
+    """Return whether `datasets` wrote a folder with save_to_disk."""
+    of_one = (folder / SAVED_FILES).is_file() and (folder / SAVED_FACTS).is_file()
+    return of_one or (folder / SAVED_SPLITS).is_file()
 
 
 def open_dataset(spec: str) -> Any:

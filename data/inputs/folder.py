@@ -4,6 +4,7 @@ import os
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
+from plumbline.data.inputs.dataset import is_saved
 from plumbline.data.inputs.files import Files, again_in, contents_of, files_among, is_corpus, read_once
 from plumbline.data.inputs.formats import format_of, is_named_rows, is_text_of_rows, why_not_read
 from plumbline.data.inputs.source import KNOWN
@@ -37,6 +38,11 @@ class Folder(Files):
         folder = Path(self.spec)
         if _is_closed(folder):
             raise ValueError(f"source {self.spec}: a folder that you may not open")
+        if is_saved(folder):
+            raise ValueError(
+                f"source {self.spec}: holds what `datasets` wrote with save_to_disk; give hf:{self.spec} for its split "
+                f"train, or hf:{self.spec}::SPLIT"
+            )
         below = list(contents_of(folder))
         if files := files_among(below):
             return files

@@ -37,6 +37,8 @@ def _record_of_line(reading: Reading, line: bytes, where: str, number: int, afte
     line = line.strip()
     if not line:
         return Record(None, None, "", where, number, after)
+    if b"\0" in line:  # which JSON never has, and json.loads would guess another encoding by
+        return Record(None, NOT_UTF8, "bytes of 0, as in UTF-16; write it as UTF-8", where, number, after)
     try:
         row = json.loads(line)
     except UnicodeDecodeError as error:

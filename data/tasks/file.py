@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-from pydantic import PositiveInt, field_validator
+from pydantic import PositiveInt, model_validator
 
 from plumbline.data.damage import in_words
 from plumbline.data.indexed import Int64s, Integers
@@ -27,6 +27,8 @@ from plumbline.data.tokenizers import Encoder, tokenizer_sha256
 
 LOG = logging.getLogger(__name__)
 
+PACKED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd")
+"""How files begin that gzip and zstd packed."""
 OTHERS = 64
 """Most other prompts that are tried as another question."""
 
@@ -56,20 +58,20 @@ class FileConfig(TaskConfig):
     holds_out: ClassVar[bool] = False
     in_memory: ClassVar[bool] = True
 
-    @field_validator("tokenizer")
-    @classmethod
-    def _check_tokenizer(cls, tokenizer: str) -> str:
-        if trained_size(tokenizer) is not None:
-            raise ValueError(f"tokenizer = {tokenizer}: is not trained on a task; give byte, a folder or hf:NAME")
-        return tokenizer
-
-    @field_validator("template")
-    @classmethod
-    def _check_template(cls, template: str) -> str:
+    @model_validator(mode="after")
+    def _check(self) -> "FileConfig":
+        template = self.template
+        if trained_size(self.tokenizer) is not None:
+            raise ValueError(f"tokenizer = {self.tokenizer}: is not trained on a task; give byte, a folder or hf:NAME")
         before, _, after = template.partition("{answer}")
         if before.count("{prompt}") != 1 or "{prompt}" in after or template.count("{answer}") != 1:
             raise ValueError(f"template = {template!r}: give {{prompt}} once and, behind it, {{answer}} once")
-        return template
+        if others := set(re.findall(r"\{(\w+)\}", template)) - {"prompt", "answer"}:
+            raise ValueError(
+                f"template = {template!r}: {{{min(others)}}} is not filled in; write prompts of several fields into "
+                "the file, under prompt_key"
+            )
+        return self
 
     @property
     def tokenizer_folder(self) -> Path:
@@ -178,6 +180,8 @@ def read(task: FileConfig) -> FileExamples:
         raise ValueError(
             f"{task.path}: cannot be read ({error.strerror}); give task.path a file of JSON Lines"
         ) from error
+    if content.startswith(PACKED):
+        raise ValueError(f"{task.path}: is packed (gzip or zstd); unpack it and give task.path the JSON Lines")
     encoder = Encoder(task.tokenizer_folder, task.tokenizer)
     before, _, after = task.template.partition("{answer}")
     sequences: list[Integers] = []
@@ -225,6 +229,8 @@ def _texts(task: FileConfig, content: bytes) -> Iterator[tuple[int, str, str]]:
                 raise _malformed(task, line, f"{key}: {found}")
             if re.search(r"[\ud800-\udfff]", entry[key]):  # a lone surrogate, which JSON can spell but UTF-8 cannot
                 raise _malformed(task, line, f"{key}: half a surrogate pair")
+        if not entry[task.answer_key]:
+            raise _malformed(task, line, f"{task.answer_key}: empty")
         yield line, entry[task.prompt_key], entry[task.answer_key]
 
 

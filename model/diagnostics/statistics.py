@@ -21,7 +21,7 @@ Sums = dict[str, Tensor]  # name -> sum over tokens, sequences or queries, fp64;
 Statistics = dict[str, float]  # name -> value
 
 POWER_STEPS = 20  # of the power iteration; the estimate is from below, and within a few percent for flat spectra
-TINY = torch.finfo(torch.float32).tiny  # gives a tensor of zeros a ratio of 0
+TINY = torch.finfo(torch.float32).tiny  # gives a tensor of zeros a ratio of 0, not of NaN
 
 
 def outlier_sums(x: Tensor, real: Tensor | None = None) -> Sums:
@@ -31,10 +31,11 @@ def outlier_sums(x: Tensor, real: Tensor | None = None) -> Sums:
     """
     x, real = _counted(x, real)
     size = x.abs()
+    largest = size.amax(-1)
     return {
         "channels": x.square().sum((0, 1)).double(),  # (D)
         "tokens": real.sum().double(),
-        "ratios": (size.amax(-1) / _median(size)).where(real, 0.0).double().sum(),
+        "ratios": (largest / _median(size)).where(largest > 0, 0.0).double().sum(),
     }
 
 
@@ -54,7 +55,7 @@ def outlier_statistics(sums: Sums) -> Statistics:
     """Return the kurtosis over channels and the max-to-median ratio of activations.
 
     With s_j the RMS of channel j: kurt = mean(s^4) / mean(s^2)^2, uncentred, in [1, D] (arXiv 2405.19279 eq. 1); mmr =
-    mean over tokens of max |x| / (lower) median |x|.
+    mean over tokens of max |x| / (lower) median |x|, 0 for a token of zeros.
     """
     channels = sums["channels"]
     return _floats(
@@ -100,10 +101,11 @@ def stream_statistics(sums: Sums) -> Statistics:
     energy = channels.sum()
     mean_square = energy / (sums["tokens"] * channels.numel())
     scale = channels.numel() * mean_square  # normalises the product of two tokens to an entry of G
+    pairs = sums["pairs"].clamp_min(1)  # none where each sequence has one token
     rest = _floats(
         rms=mean_square.sqrt(),
-        corr_mean=sums["products"] / sums["pairs"] / scale,
-        corr_rms=(sums["product_squares"].clamp_min(0) / sums["pairs"]).sqrt() / scale,
+        corr_mean=sums["products"] / pairs / scale,
+        corr_rms=(sums["product_squares"].clamp_min(0) / pairs).sqrt() / scale,
         rank1_resid=((energy - sums["mean_part"]).clamp_min(0) / energy).sqrt(),
         stable_rank=sums["stable_rank"] / sums["sequences"],
     )

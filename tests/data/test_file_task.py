@@ -1,12 +1,15 @@
 """Tasks from a file of JSON Lines: what is read, what is to be said, and what is refused, with its line and field."""
 
+import gzip
 import json
 import logging
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
 import pytest
 from pydantic import ValidationError
 from transformers import AutoTokenizer
@@ -168,6 +171,10 @@ def test_an_example_without_anything_to_read_is_refused(write: Write) -> None:
         ({"template": "{answer}"}, "give {prompt} once and, behind it, {answer} once"),
         ({"template": "{answer} {prompt}"}, "give {prompt} once"),
         ({"template": "{prompt} {answer} {answer}"}, "give {prompt} once"),
+        (
+            {"template": "{prompt} {input}\n{answer}"},
+            r"template = '{prompt} {input}\\n{answer}': {input} is not filled in",
+        ),
         ({"tokenizer": "train-bpe:300"}, "tokenizer = train-bpe:300: is not trained on a task; give byte, a folder or"),
         ({"max_tokens": 0}, "max_tokens"),
     ],
@@ -175,6 +182,19 @@ def test_an_example_without_anything_to_read_is_refused(write: Write) -> None:
 def test_keys_that_make_no_sense_are_refused_before_the_file_is_read(keys: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         FileConfig.model_validate({"path": "is/not/there.jsonl", **keys})
+
+
+def test_an_answer_of_nothing_is_refused(write: Write) -> None:
+    """It would teach the model to end at once, in silence."""
+    with pytest.raises(ValueError, match="line 2: answer: empty"):
+        TaskSource(FileConfig(path=write(SUMS[0], {"prompt": "x", "answer": ""})))
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, partial(pyarrow.compress, codec="zstd", asbytes=True)])
+def test_a_packed_file_is_called_packed(tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
+    (tmp_path / "a.jsonl").write_bytes(pack(b'{"prompt": "x", "answer": "y"}\n'))
+    with pytest.raises(ValueError, match=r"a\.jsonl: is packed \(gzip or zstd\); unpack it"):
+        TaskSource(FileConfig(path=str(tmp_path / "a.jsonl")))
 
 
 def test_what_is_not_there_is_named(write: Write) -> None:

@@ -177,6 +177,37 @@ def test_datasets_that_were_saved_to_disk(tmp_path: Path) -> None:
     assert read(f"hf:{tmp_path}/two::test")[0] == TEXTS[2:]
 
 
+def test_what_a_saved_dataset_has_not_is_refused(tmp_path: Path) -> None:
+    """A split of a dataset that has none would be the whole of it."""
+    rows = datasets.Dataset.from_dict({"text": TEXTS}, split="validation")
+    rows.save_to_disk(tmp_path / "one")
+    datasets.DatasetDict({"train": rows}).save_to_disk(tmp_path / "two")
+    assert read(f"hf:{tmp_path}/one::validation")[0] == TEXTS
+    for named in ("one::test", "one::validation[:2]", "one:en"):
+        with pytest.raises(
+            ValueError, match=rf"/{re.escape(named)}: .*/one was written by save_to_disk: .*; give hf:.*/one$"
+        ):
+            read(f"hf:{tmp_path}/{named}")
+    with pytest.raises(ValueError, match=r"it holds splits, and no configurations; give hf:.*/two::SPLIT"):
+        read(f"hf:{tmp_path}/two:en")
+    for name in ("one", "two"):
+        with pytest.raises(
+            ValueError, match=rf"wrote with save_to_disk; give hf:.*/{name} for its split train, or hf:"
+        ):
+            read(tmp_path / name)
+    (tmp_path / "state.json").write_text("{}")  # of someone's own, among files to read
+    (tmp_path / "a.txt").write_text("one")
+    assert "one" in read(tmp_path / "a.txt")[0]
+
+
+def test_lines_of_utf_16_are_none_of_utf_8(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(json_lines(*TEXTS).decode().encode("utf-16"))
+    assert read(tmp_path / "a.jsonl")[0] == []
+    assert read(tmp_path / "a.jsonl")[1].keys() == {"not UTF-8"}
+    (tmp_path / "a.jsonl").write_bytes("\ufeff".encode() + json_lines(*TEXTS))
+    assert read(tmp_path / "a.jsonl")[0] == TEXTS
+
+
 def test_a_dataset_of_several_files_is_several_units_in_order(tmp_path: Path) -> None:
     for number in range(3):
         (tmp_path / f"train-{number}.jsonl").write_bytes(json_lines(*(f"{number} {text}" for text in TEXTS)))

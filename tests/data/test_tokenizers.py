@@ -273,6 +273,11 @@ def test_a_model_of_sentencepiece_alone_is_no_folder(tmp_path: Path) -> None:
     (tmp_path / "x.model").touch()
     with pytest.raises(ValueError, match=r"x\.model: is a file; give the folder"):
         check_tokenizer(str(tmp_path / "x.model"))
+    (tmp_path / "tokenizer.model").touch()
+    with pytest.raises(ValueError, match=r"has none of tokenizer\.json, tokenizer_config\.json and config\.json"):
+        check_tokenizer(str(tmp_path))
+    (tmp_path / "config.json").touch()
+    check_tokenizer(str(tmp_path))
 
 
 def test_copies_can_be_written_and_copied_over_whatever_the_source_allows(tmp_path: Path) -> None:

@@ -53,10 +53,10 @@ def measure(file: Path, overrides: list[str], world: World) -> dict[str, Any]:
     micro_batches = batches.micro_batches(2)
     with memory:
         engine.train_step(micro_batches, 2, 1e-3)
-    parameters, stage = totals(engine.plan.rows).total, config.deepspeed.zero_stage
-    estimate = Estimate(config, parameters, world.size, on_gpu=False).memory(stage, "none")
+    count, stage = totals(engine.plan.rows), config.deepspeed.zero_stage
+    estimate = Estimate(config, count, world.size, on_gpu=False).memory(stage, "none")
     return {
-        "parameters": parameters,
+        "parameters": count.total,
         "between": between,
         "peak": memory.peak,
         "estimated": estimate.total + estimate.host,

@@ -112,6 +112,13 @@ def test_every_valid_token_weighs_the_same(tiny_config: Path, world: World) -> N
     assert result.applied
 
 
+def test_a_step_without_labels_is_no_broken_step(engine: DeepSpeedEngine, config: Config) -> None:
+    """A guard would roll a run back for a loss of NaN, though such data lowers nothing."""
+    batches = [{**batch, "labels": torch.full_like(batch["labels"], -100)} for batch in micro_batches(config)]
+    result = engine.train_step(batches, 0, 0.0).result
+    assert (result.loss.item(), result.grad_norm, result.applied) == (0, 0, True)
+
+
 def test_evaluation_drops_nothing_and_changes_nothing(engine: DeepSpeedEngine, config: Config) -> None:
     batch = micro_batches(config)[0]
     before = whole_weights(engine)

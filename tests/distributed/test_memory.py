@@ -50,6 +50,12 @@ OTHERS = {
         for stage, precision in ((0, "bf16"), (1, "fp32"), (1, "bf16"), (2, "bf16"))
     },
     "average": ["train.ema_half_life_tokens=1000", "deepspeed.precision=bf16"],
+    **{
+        f"frozen MLPs, ZeRO-{stage}, {precision}": [
+            "model.frozen_mlp=true", f"deepspeed.zero_stage={stage}", f"deepspeed.precision={precision}",
+        ]
+        for stage, precision in ((0, "fp32"), (1, "bf16"), (2, "fp32"), (3, "bf16"))
+    },
 }  # fmt: skip
 SETTINGS = {**STAGES, **OTHERS}
 

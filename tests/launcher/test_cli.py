@@ -16,6 +16,7 @@ import torch
 
 from plumbline.launcher.plan import check_options
 from plumbline.launcher.runtime.cluster.slurm import Request
+from plumbline.launcher.runtime.config.budget import ParameterCount
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.engine.memory import model_states
 from plumbline.launcher.runtime.train import submission
@@ -320,7 +321,7 @@ def test_plan_says_everything_in_json(command: Command, tiny_config: Path) -> No
         }  # fmt: skip
         assert row["lr"] == pytest.approx(4e-3 * row["lr_multiplier"])
     count = sum(math.prod(row["shape"]) for row in facts["parameters"])
-    assert facts["parameter_count"] == {"total": count, "non_embedding": count - 2 * 257 * 64}
+    assert facts["parameter_count"] == {"total": count, "non_embedding": count - 2 * 257 * 64, "trained": count}
     hidden = next(row for row in facts["parameters"] if row["role"] == "hidden_matrix")
     assert (hidden["lr_multiplier"], hidden["weight_decay"]) == (0.5, 0.2)
     assert facts["compute"]["tokens"] == 20 * 8 * 32
@@ -349,7 +350,9 @@ def test_the_table_has_layers_that_are_alike_in_one_row(command: Command, tiny_c
     assert len(whole) == 6 * 11 + 3
 
 
-# Bytes for each parameter on one of R ranks: weights, gradients, optimizer (master weights and two moments)
+COUNT = ParameterCount(total=1500, non_embedding=1200, trained=1000)
+# Bytes on one of R ranks: weights, for each parameter; gradients and optimizer (master weights, two moments), for each
+# that is trained
 FORMULAS: dict[tuple[str, int], tuple[float, float, float]] = {
     ("bf16", 0): (4, 4, 8),  # autocast over fp32 weights: no master copy
     ("bf16", 1): (2, 4, 12 / 8),
@@ -365,15 +368,17 @@ FORMULAS: dict[tuple[str, int], tuple[float, float, float]] = {
 @pytest.mark.parametrize(("precision", "stage"), list(FORMULAS))
 def test_memory_follows_the_zero_formulas(tiny_config: Path, precision: str, stage: int) -> None:
     config = load_config(tiny_config, [f"deepspeed.precision={precision}"])
-    memory = model_states(config, 1000, stage, ranks=8, activations=0)
-    assert (memory.weights, memory.gradients, memory.optimizer) == tuple(1000 * x for x in FORMULAS[precision, stage])
+    memory = model_states(config, COUNT, stage, ranks=8, activations=0)
+    weights, *trained = FORMULAS[precision, stage]
+    assert memory.weights == COUNT.total * weights
+    assert [memory.gradients, memory.optimizer] == [COUNT.trained * each for each in trained]
 
 
 def test_offloaded_optimizer_states_leave_the_device(tiny_config: Path) -> None:
     config = load_config(tiny_config, ["deepspeed.offload_optimizer=true"])
-    memory = model_states(config, 1000, 2, ranks=8, activations=0)
+    memory = model_states(config, COUNT, 2, ranks=8, activations=0)
     assert (memory.optimizer, memory.host) == (0.0, (12_000 + 4_000) / 8)
-    memory = model_states(config, 1000, 0, ranks=8, activations=0)
+    memory = model_states(config, COUNT, 0, ranks=8, activations=0)
     assert (memory.optimizer, memory.host) == (8_000, 0.0), "stage 0 has nothing to offload"
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.profiler import record_function
 
-from plumbline.launcher.runtime.config.budget import totals, trained_count
+from plumbline.launcher.runtime.config.budget import totals
 from plumbline.launcher.runtime.config.plan import RunPlan, plan_run
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine import deepspeed_fixes, zero_shards
@@ -52,7 +52,7 @@ def deepspeed_config(config: Config, rows: Sequence[ParameterRow], world: World)
     settings, data = config.deepspeed, config.data
     bf16 = settings.precision == "bf16"
     stays = (settings.zero_stage, settings.precision) == (1, "fp32") and not sends_gradients(config, world.size)
-    sizes = buckets(config, trained_count(rows), settings.zero_stage)
+    sizes = buckets(config, totals(rows).trained, settings.zero_stage)
     zero: dict[str, Any] = {
         "stage": settings.zero_stage,
         "overlap_comm": settings.zero_stage > 1,  # at stage 1 DeepSpeed sums after the last backward pass
@@ -105,7 +105,7 @@ def optimizer_groups(config: Config, plan: RunPlan, world: World) -> dict[str, d
     if world.size == 1 or not sums_shares(config, stage) or config.run.reproducible is not None:
         return groups
     counts = {row.name: row.count for row in plan.rows}
-    return divided(groups, counts, buckets(config, trained_count(plan.rows), stage).reduce)
+    return divided(groups, counts, buckets(config, totals(plan.rows).trained, stage).reduce)
 
 
 class DeepSpeedEngine(Engine):
@@ -130,7 +130,7 @@ class DeepSpeedEngine(Engine):
         self.settings = optimizer_groups(config, plan, world)
         self.requested = deepspeed_config(config, plan.rows, world)
         self._on_device = decides_on_device(config)
-        recomputed = choose_recomputed(config, totals(plan.rows).total, world)
+        recomputed = choose_recomputed(config, totals(plan.rows), world)
         model = self._build_model(config, plan, world, weights, restored)
         if compiles(config, world.device):
             deepspeed_fixes.restore_linear()

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass, field
 
-from plumbline.launcher.runtime.config.budget import GIB, state_beyond_adamw
+from plumbline.launcher.runtime.config.budget import GIB, ParameterCount, state_beyond_adamw
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.activations import activation_bytes
 from plumbline.launcher.runtime.engine.buckets import buckets, sends_gradients, sums_shares
@@ -54,7 +54,7 @@ class Estimate:
     """Estimate the memory of a run on each rank; activations are counted once for each way of recomputing."""
 
     config: Config
-    parameters: int
+    count: ParameterCount
     ranks: int
     on_gpu: bool = True
     """Whether to count for GPU kernels and messages, rather than those on CPUs."""
@@ -63,7 +63,7 @@ class Estimate:
     def memory(self, stage: int, recomputed: Recomputed) -> DeviceMemory:
         """Return the memory under a ZeRO stage and a way of recomputing."""
         activations = self._activations(stage, recomputed)
-        return model_states(self.config, self.parameters, stage, self.ranks, activations, self.on_gpu)
+        return model_states(self.config, self.count, stage, self.ranks, activations, self.on_gpu)
 
     def _activations(self, stage: int, recomputed: Recomputed) -> int:
         key = stage == 0 and self.config.deepspeed.precision == "bf16", recomputed
@@ -88,7 +88,7 @@ class Estimate:
         return "full"
 
 
-def choose_recomputed(config: Config, parameters: int, world: World) -> Recomputed:
+def choose_recomputed(config: Config, count: ParameterCount, world: World) -> Recomputed:
     """Return what the backward pass of a run recomputes on the devices of a world, and log what `auto` became.
 
     On CPUs, where ranks share memory with everything else, `auto` is none. Collective if it has to be chosen.
@@ -101,7 +101,7 @@ def choose_recomputed(config: Config, parameters: int, world: World) -> Recomput
     room = free_bytes(world)
     if world.size > 1:
         room = min(gather_objects(room, world))
-    estimate, stage = Estimate(config, parameters, world.size), config.deepspeed.zero_stage
+    estimate, stage = Estimate(config, count, world.size), config.deepspeed.zero_stage
     chosen = from_main(lambda: estimate.recomputed(stage, room, compiles(config, world.device)), world)
     if world.is_main:
         total = estimate.memory(stage, chosen).total
@@ -113,7 +113,7 @@ def choose_recomputed(config: Config, parameters: int, world: World) -> Recomput
 
 
 def model_states(
-    config: Config, parameters: int, stage: int, ranks: int, activations: float, on_gpu: bool = True
+    config: Config, count: ParameterCount, stage: int, ranks: int, activations: float, on_gpu: bool = True
 ) -> DeviceMemory:
     """Return the memory of one of `ranks` devices under ZeRO `stage` (arXiv 1910.02054, section 3) by DeepSpeed.
 
@@ -121,8 +121,8 @@ def model_states(
     accumulated in fp32, at stage 1 in a full-size buffer on every rank. Stage 0 keeps everything in fp32.
     tests/distributed/test_memory.py compares the result with what ranks allocate.
     """
-    case = _Case(config, parameters, stage, ranks, on_gpu)
-    weights = parameters * case.width / (ranks if stage == 3 else 1)
+    case = _Case(config, count, stage, ranks, on_gpu)
+    weights = count.total * case.width / (ranks if stage == 3 else 1)
     if config.run.reproducible is None:
         gradients, (buffers, update) = case.gradients(), case.messages()
     else:
@@ -142,15 +142,15 @@ class _Case:
     """Count the bytes that one rank holds other than weights and activations."""
 
     config: Config
-    parameters: int
+    count: ParameterCount
     stage: int
     ranks: int
     on_gpu: bool
 
     @property
     def share(self) -> float:
-        """Return the parameters per rank where they are sharded."""
-        return self.parameters / self.ranks
+        """Return the trained parameters per rank where they are sharded."""
+        return self.count.trained / self.ranks
 
     @property
     def mixed(self) -> bool:
@@ -175,18 +175,18 @@ class _Case:
     @property
     def reduce_bucket(self) -> float:
         """Return the number of elements of one message of gradients."""
-        return buckets(self.config, self.parameters, self.stage).reduce
+        return buckets(self.config, self.count.trained, self.stage).reduce
 
     def optimizer(self) -> float:
         """Return the optimizer's bytes, including a moving average of the weights, which is one more fp32 copy."""
         copies = 2 + (self.stage > 0) + (self.config.train.ema_half_life_tokens is not None)
-        held = FP32 * copies * self.parameters + state_beyond_adamw(self.config)
+        held = FP32 * copies * self.count.trained + state_beyond_adamw(self.config)
         return held / (1 if self.stage == 0 else self.ranks)
 
     def gradients(self) -> float:
         """Return the bytes of gradients while micro-batches are processed."""
         if self.stage < 2:
-            return FP32 * self.parameters
+            return FP32 * self.count.trained
         # At stage 2 in fp32, those accumulated so far in the step are kept beside those of this micro-batch
         return FP32 * self.share * (2 if self.stage == 2 and not self.mixed and self.accumulates else 1)
 
@@ -194,17 +194,17 @@ class _Case:
         """Return the bytes of messages during micro-batches, and of the update after activations are freed."""
         if sums_shares(self.config, self.stage):
             rounded, by_gloo = self._copies() if self.ranks > 1 else (0.0, 0.0)
-            return rounded * self.parameters, (rounded + by_gloo) * self.parameters
+            return rounded * self.count.trained, (rounded + by_gloo) * self.count.trained
         if self.stage == 0 or (self.stage == 1 and self.mixed):  # one message; about as much when offloaded
-            return 0.0, FP32 * min(self.parameters, FLATTENED) if self.ranks > 1 else 0.0
+            return 0.0, FP32 * min(self.count.trained, FLATTENED) if self.ranks > 1 else 0.0
         if self.stage == 1:  # through a bucket, unless there is one rank, and in one piece in the end
             bucket = FP32 * self.reduce_bucket if sends_gradients(self.config, self.ranks) else 0.0
             return bucket, FP32 * self.share
         if self.stage == 2:  # two alternating buckets, sent in fp32
             return 2 * FP32 * self.reduce_bucket, FP32 * self.share
         # Up to LIVE gathered weights are kept, and they are copied out of messages
-        prefetch = buckets(self.config, self.parameters, self.stage).prefetch
-        gathered = min(self.parameters, LIVE) + min(self.parameters, prefetch)
+        prefetch = buckets(self.config, self.count.trained, self.stage).prefetch
+        gathered = min(self.count.total, LIVE) + min(self.count.total, prefetch)
         return FP32 * self.reduce_bucket + self.width * gathered, 0.0
 
     def _copies(self) -> tuple[float, float]:
@@ -224,11 +224,11 @@ class _Case:
         """
         lanes = lane_count(self.config.data.accumulation_steps(self.ranks) * self.ranks) // self.ranks
         # A number of ranks that cannot share a tree is refused at start
-        waiting = FP32 * self.parameters * math.log2(max(1, lanes))
-        exchange = 3 * FP32 * self.parameters if self.ranks > 1 else 0.0
-        update = max((FP32 + self.width) * self.parameters, exchange - waiting)
+        waiting = FP32 * self.count.trained * math.log2(max(1, lanes))
+        exchange = 3 * FP32 * self.count.trained if self.ranks > 1 else 0.0
+        update = max((FP32 + self.width) * self.count.trained, exchange - waiting)
         if self.stage == 2:  # DeepSpeed's own buckets
             unused = self.width * self.reduce_bucket
         else:
-            unused = FP32 * self.parameters if self.stage == 0 or self.mixed or self.ranks == 1 else 0.0
+            unused = FP32 * self.count.trained if self.stage == 0 or self.mixed or self.ranks == 1 else 0.0
         return waiting + unused + (FP32 * self.share if self.stage > 0 else 0.0), update

@@ -43,7 +43,7 @@ class PlainEngine(Engine):
         plan = plan_run(config)
         self.settings = group_settings(plan.rows, config.optimizer, plan.settings.betas)
         model = build_for_training(config, plan.rows, world.device, weights).to(world.device)
-        recompute(blocks_of(model), choose_recomputed(config, totals(plan.rows).total, world))
+        recompute(blocks_of(model), choose_recomputed(config, totals(plan.rows), world))
         self._optimizer = make_optimizer(model, self.settings, sharded=False)
         super().__init__(config, plan, world, model)
         verify_settings(self.groups, self.settings)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from plumbline.launcher.runtime.config.budget import GIB, totals, trained_count
+from plumbline.launcher.runtime.config.budget import GIB, totals
 from plumbline.launcher.runtime.config.plan import plan_parameters
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.build import compiles
@@ -53,11 +53,11 @@ def estimate_stages(
         device_bytes: memory of one device.
         device: a device of that kind.
     """
-    estimate = Estimate(config, totals(rows).total, machine.devices, on_gpu=device.type == "cuda")
-    trained, found = trained_count(rows), {}
+    count = totals(rows)
+    estimate, found = Estimate(config, count, machine.devices, on_gpu=device.type == "cuda"), {}
     for stage in stages:
         recomputed = estimate.recomputed(stage, device_bytes, compiles(at_stage(config, stage), device))
-        step = step_time(config, trained, stage, recomputed, machine)
+        step = step_time(config, count.trained, stage, recomputed, machine)
         found[stage] = StageEstimate(recomputed, estimate.memory(stage, recomputed), step)
     return found
 

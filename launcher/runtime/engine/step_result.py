@@ -21,7 +21,7 @@ class StepResult:
     """Hold what one optimizer step reports, on the host; the same on every rank but for `done`."""
 
     loss: Tensor
-    """Mean cross-entropy over the valid tokens of the global batch: a scalar, nats."""
+    """Mean cross-entropy over the valid tokens of the global batch, 0 if it has none: a scalar, nats."""
     grad_norm: float
     """Global gradient norm before clipping."""
     applied: bool
@@ -62,7 +62,7 @@ class StepUnderWay:
         if self._result is None:
             cross_entropy, flags, *reports, targets, grad_norm, applied = self._values.read()
             self._result = StepResult(
-                loss=torch.tensor(cross_entropy) / torch.tensor(targets),
+                loss=torch.tensor(cross_entropy) / torch.tensor(max(targets, 1.0)),
                 grad_norm=grad_norm,
                 applied=bool(applied),
                 reports=torch.tensor(reports).view(-1, 2),

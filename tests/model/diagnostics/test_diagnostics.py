@@ -87,6 +87,14 @@ def test_extremes_of_the_stream() -> None:
     assert stream_statistics(stream_sums(torch.eye(8)[None]))["stable_rank"] == pytest.approx(8)
 
 
+def test_what_is_nothing_counts_as_nothing() -> None:
+    """A token of zeros has a ratio of 0, and sequences of one token have no pairs that could be alike."""
+    x = torch.tensor([[[0.0, 0.0, 0.0, 0.0], [1.0, 2.0, 3.0, 4.0], [1.0, 2.0, 3.0, 10.0]]])
+    assert stream_statistics(stream_sums(x))["mmr"] == pytest.approx((0 + 2 + 5) / 3)
+    alone = stream_statistics(stream_sums(activations(4, 1, 8)))
+    assert (alone["corr_mean"], alone["corr_rms"]) == pytest.approx((0, 0), abs=1e-5)
+
+
 def test_sequences_do_not_mix() -> None:
     """Two rows of tokens that are each alike and unlike each other's: fully correlated all the same."""
     x = torch.stack((torch.eye(4)[:1].expand(3, 4), torch.eye(4)[1:2].expand(3, 4)))

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from plumbline.launcher.runtime.config.budget import ParameterCount
 from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.engine.memory import LEAST_FIRST, USABLE, Estimate, choose_recomputed
@@ -16,10 +17,11 @@ AUTO = [
     "data.sequence_length=256",
     "data.micro_batch_size=8",
 ]
+COUNT = ParameterCount(total=10_000, non_embedding=8_000, trained=10_000)
 
 
 def estimate(file: Path) -> Estimate:
-    return Estimate(load_config(file, AUTO), 10_000, ranks=1)
+    return Estimate(load_config(file, AUTO), COUNT, ranks=1)
 
 
 def test_auto_is_the_least_that_fits(tiny_config: Path) -> None:
@@ -44,7 +46,7 @@ def test_auto_counts_what_is_free_on_a_gpu(
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _device: 1000)
     for free, chosen in ((needed, "none"), (needed - 2000, 4)):
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device, free=free: (free, 100 * needed))
-        assert choose_recomputed(config, 10_000, world) == chosen
+        assert choose_recomputed(config, COUNT, world) == chosen
         assert f"activation checkpointing {chosen}: an estimate of" in capsys.readouterr().out
 
 

@@ -23,6 +23,7 @@ from plumbline.launcher.runtime.checkpoint.saved_tensors import SavedTensors
 from plumbline.launcher.runtime.checkpoint.store import CheckpointError
 from plumbline.launcher.runtime.checkpoint.tensors import AVERAGE, mean_model, read_model, shard_name
 from plumbline.launcher.runtime.checkpoint.weights import TensorFile
+from plumbline.launcher.runtime.config.budget import ParameterCount
 from plumbline.launcher.runtime.config.load import as_yaml, load_config, save_config
 from plumbline.launcher.runtime.engine.memory import model_states
 from plumbline.launcher.runtime.export.hugging_face import export
@@ -344,9 +345,10 @@ def test_a_half_life_of_less_than_a_step_is_refused(tiny_config: Path) -> None:
 
 def test_the_plan_counts_one_more_copy(tiny_config: Path) -> None:
     """fp32, sharded as the optimizer is, and offloaded with it."""
+    count = ParameterCount(total=1500, non_embedding=1000, trained=1000)
 
     def optimizer(stage: int, *overrides: str) -> float:
-        return model_states(load_config(tiny_config, list(overrides)), 1000, stage, ranks=8, activations=0).optimizer
+        return model_states(load_config(tiny_config, list(overrides)), count, stage, ranks=8, activations=0).optimizer
 
     average = "train.ema_half_life_tokens=1000"
     for stage, expected in ((0, 4000), (1, 500), (2, 500), (3, 500)):

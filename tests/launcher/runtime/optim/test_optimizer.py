@@ -12,6 +12,7 @@ import torch
 import yaml
 from torch import Tensor, nn
 
+from plumbline.launcher.runtime.config.budget import checkpoint_bytes, totals
 from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.load import load_config, save_config
 from plumbline.launcher.runtime.config.plan import plan_run
@@ -296,7 +297,9 @@ def test_memory_counts_what_each_optimizer_keeps(file: Path) -> None:
     short = sum(size**2 for shape in shapes for size in shape if size == 64)
 
     def optimizer_bytes(stage: int, *overrides: str) -> float:
-        return model_states(load_config(file, [*model, *overrides]), count, stage, ranks=4, activations=0).optimizer
+        return model_states(
+            load_config(file, [*model, *overrides]), totals(rows), stage, ranks=4, activations=0
+        ).optimizer
 
     assert optimizer_bytes(0, "optimizer.name=muon") == 8 * (count - hidden) + 4 * hidden
     assert optimizer_bytes(1, "optimizer.name=muon", "deepspeed.zero_stage=1") == (12 * count - 4 * hidden) / 4
@@ -305,13 +308,21 @@ def test_memory_counts_what_each_optimizer_keeps(file: Path) -> None:
     blocks = sum(m * n / (32 * 32) * 2 * 32**2 for m, n in shapes)
     assert optimizer_bytes(0, "optimizer.name=soap", "optimizer.precondition_block=40") == 8 * count + 8 * blocks
 
-    _, optimizer = build(load_config(file, [*model, "optimizer.name=soap"]))
+
+@pytest.mark.parametrize("name", ["adamw", "muon", "soap"])
+@pytest.mark.parametrize("frozen", ["false", "true"])
+def test_memory_counts_what_an_optimizer_holds(file: Path, name: str, frozen: str) -> None:
+    """And a checkpoint has the same, beside the weights: nothing for frozen ones."""
+    config = load_config(file, [f"optimizer.name={name}", f"model.frozen_mlp={frozen}", f"model.frozen_qk={frozen}"])
+    rows = plan_run(config).rows
+    _, optimizer = build(config)
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             parameter.grad = torch.randn_like(parameter)
     optimizer.step()
     kept = sum(t.nbytes for state in optimizer.state.values() for key, t in state.items() if key != "step")
-    assert kept == optimizer_bytes(0, "optimizer.name=soap"), "and the optimizer holds exactly that"
+    assert kept == model_states(config, totals(rows), 0, ranks=4, activations=0).optimizer
+    assert kept == checkpoint_bytes(config, rows) - 4 * totals(rows).total
 
 
 def test_soap_is_warned_of_bases_that_grow_with_the_width(file: Path) -> None:
