@@ -97,6 +97,11 @@ def test_nobody_compares_against_the_name_of_a_kind() -> None:
     assert not wrong
 
 
+def test_one_objective_is_plain() -> None:
+    """A copy of its file that keeps the word is left out of reports, and its memory and replay are taken for plain."""
+    assert [kind.__name__ for kind in get_args(ObjectiveConfig) if kind.is_plain] == ["NextTokenConfig"]
+
+
 @pytest.mark.parametrize(("base", "known"), [(Block, BLOCKS), (Attention, ATTENTIONS)])
 def test_every_kind_that_is_written_can_be_chosen(base: type, known: dict[str, type]) -> None:
     written: set[type] = set()

@@ -1,6 +1,6 @@
 """Define the interface of every block, so that no other code checks for blocks by name."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
@@ -29,8 +29,8 @@ class Block(nn.Module):
     """What it cannot be combined with, and why."""
     branch_ends: ClassVar[Mapping[str, str]] = MappingProxyType({"attn": "self_attn.o_proj", "mlp": "mlp.down_proj"})
     """Branch added to the stream by `{branch}_residual` -> its last module, into whose outputs its factors fold."""
-    ends_in_norm: ClassVar[bool] = False
-    """Whether those modules are norms, whose gains are the branch gains."""
+    ends_in_norm: ClassVar[Collection[str]] = ()
+    """Branches of which that module is a norm, whose gains are the branch gains."""
     map_is_branch: ClassVar[bool] = False
     """Whether the residual multiplier scales what the attention map adds to the identity, in place of a skip."""
     rotates: ClassVar[bool] = False

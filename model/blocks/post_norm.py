@@ -24,7 +24,7 @@ class PostNormBlock(Block):
     tensors = norm_rules(r"\w+_layernorm", start=lambda model: model.branch_gain_init)
     needs = (NO_SHARED_NORM, GAIN_IN_NORM)
     branch_ends = MappingProxyType({"attn": "post_attention_layernorm", "mlp": "post_feedforward_layernorm"})
-    ends_in_norm = True
+    ends_in_norm = tuple(branch_ends)
     no_native_code = None
 
     def __init__(self, config: ModelConfig, multipliers: Multipliers, layer: int) -> None:

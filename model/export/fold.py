@@ -111,7 +111,7 @@ def _fold_layer(folded: Weights, layer: str, config: ModelConfig, multipliers: M
         inner = "gate_proj" if config.is_gated else "up_proj"
         _scale(folded, f"{layer}.mlp.{inner}", folded.pop(f"{layer}.mlp.input_scale"))
     for branch, last in block.branch_ends.items():
-        gain: Tensor | float = 1.0 if block.ends_in_norm else config.branch_gain_init
+        gain: Tensor | float = 1.0 if branch in block.ends_in_norm else config.branch_gain_init
         if config.branch_gain != "fixed":
             kind = {"scalar": "scalar", "vector": "gain"}[config.branch_gain]
             gain = folded.pop(f"{layer}.{branch}_residual.{kind}")

@@ -78,7 +78,9 @@ def eager_attention_forward(
     logits = (query @ key.transpose(2, 3)).float() * scaling
     if softcap is not None:
         logits = softcap * torch.tanh(logits / softcap)
-    if attention_mask is not None:
+    if attention_mask is not None and attention_mask.dtype == torch.bool:  # a caller's own, True where a token is seen
+        logits = logits.masked_fill(~attention_mask, torch.finfo(logits.dtype).min)
+    elif attention_mask is not None:
         logits = logits + attention_mask
     if s_aux is not None:
         logits = torch.cat((logits, s_aux.float()[None, :, None, None].expand(*logits.shape[:-1], 1)), dim=-1)
@@ -343,6 +345,8 @@ class PlumblineModel(PlumblinePreTrainedModel):
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
         past = 0 if past_key_values is None else past_key_values.get_seq_length()
+        if self.config.attention != "softmax":
+            self._check_places(past + x.size(1), attention_mask, past_key_values, position_ids)
         if position_ids is None:
             position_ids = torch.arange(past, past + x.size(1), device=x.device)[None]
 
@@ -363,23 +367,31 @@ class PlumblineModel(PlumblinePreTrainedModel):
         states = (*kept, x) if keeps else None
         return BaseModelOutputWithPast(last_hidden_state=x, hidden_states=states, **{CACHE: past_key_values})
 
+    def _check_places(
+        self, end: int, attention_mask: Tensor | None, past_key_values: Cache | None, position_ids: Tensor | None
+    ) -> None:
+        """Refuse what an attention that counts every position up to `end` cannot leave out."""
+        kind, longest = self.config.attention, self.config.max_position_embeddings
+        if past_key_values is not None and past_key_values.is_compileable:
+            raise ValueError(
+                f"attention = {kind} reads all that a cache holds, and a static one holds places without a token: "
+                "leave out cache_implementation, or give a DynamicCache"
+            )
+        masks = attention_mask is not None and not (attention_mask.ndim == 2 and attention_mask.all())
+        # Positions begin anew with each packed document
+        if masks or (position_ids is not None and (position_ids.diff() != 1).any()):
+            raise ValueError(
+                f"attention = {kind} counts every position: no padding, no mask [B, 1, T, S], no packed documents, run "
+                "one text at a time"
+            )
+        if kind == "mixing" and end > longest:
+            raise ValueError(f"attention = {kind} has weights for {longest} tokens, and these are {end}: give fewer")
+
     def _mask(
         self, x: Tensor, attention_mask: Tensor | None, past_key_values: Cache | None, position_ids: Tensor
     ) -> Tensor | None:
         """Return the mask in the form that the attention interface expects."""
-        kind = self.config.attention
-        if kind != "softmax":
-            if past_key_values is not None and past_key_values.is_compileable:
-                raise ValueError(
-                    f"attention = {kind} reads all that a cache holds, and a static one holds places without a token: "
-                    "leave out cache_implementation, or give a DynamicCache"
-                )
-            is_padded = attention_mask is not None and not attention_mask.all()
-            if is_padded or (position_ids.diff() != 1).any():  # positions begin anew with each packed document
-                raise ValueError(
-                    f"attention = {kind} counts every position: no padding, no packed documents, run one text at a time"
-                )
-        if kind == "mixing":
+        if self.config.attention == "mixing":
             return None
         make = create_causal_mask if self.config.sliding_window is None else create_sliding_window_causal_mask
         return make(

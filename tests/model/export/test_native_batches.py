@@ -62,6 +62,37 @@ def test_attention_that_counts_every_position_refuses_several_texts_in_a_row_and
         model(input_ids=tokens, past_key_values=StaticCache(config=model.config, max_cache_len=16))
     with pytest.raises(ValueError, match="leave out cache_implementation"):
         model.generate(tokens, max_new_tokens=2, cache_implementation="static", pad_token_id=0)
-    for inputs in ({"position_ids": positions, "use_cache": False}, {"attention_mask": mask}):
-        with pytest.raises(ValueError, match=f"attention = {kind} counts every position: no padding, no packed"):
+    causal = torch.ones(1, 1, 12, 12, dtype=torch.bool).tril()
+    for inputs in (
+        {"position_ids": positions, "use_cache": False}, {"attention_mask": mask}, {"attention_mask": causal}
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=f"attention = {kind} counts every position: no padding, no mask"):
             model(input_ids=tokens, **inputs)
+    whole = torch.compile(model, backend="eager", fullgraph=True)(input_ids=tokens, use_cache=False).logits
+    assert torch.equal(whole, model(input_ids=tokens, use_cache=False).logits)
+
+
+@torch.no_grad()
+def test_mixing_refuses_more_tokens_than_it_has_weights_for(make_model: MakeModel, tmp_path: Path) -> None:
+    model = make_model(attention="mixing", qk_norm="none")
+    longest = model.config.max_position_embeddings
+    export(loaded(model, tmp_path), tmp_path / "out", "native")
+    opened: Any = load_model(tmp_path / "out", torch.device("cpu")).module
+    tokens = torch.arange(longest + 1)[None] % 5 + 5
+    assert opened(input_ids=tokens[:, 1:]).logits.isfinite().all()
+    with pytest.raises(ValueError, match=f"has weights for {longest} tokens, and these are {longest + 1}: give fewer"):
+        opened(input_ids=tokens)
+    with pytest.raises(ValueError, match="give fewer"):
+        opened.generate(tokens[:, 3:], max_new_tokens=4, do_sample=False, pad_token_id=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.float32])
+@torch.no_grad()
+def test_eager_attention_takes_masks_of_either_kind(make_model: MakeModel, tmp_path: Path, dtype: torch.dtype) -> None:
+    """Added to the logits, one of booleans would hide nothing."""
+    export(loaded(make_model(attention_sink=True), tmp_path), tmp_path / "out", "native")
+    model: Any = load_model(tmp_path / "out", torch.device("cpu")).module
+    tokens = torch.arange(5, 17)[None]
+    seen = torch.ones(1, 1, 12, 12, dtype=torch.bool).tril()
+    mask = seen if dtype == torch.bool else torch.zeros(seen.shape).masked_fill(~seen, torch.finfo(dtype).min)
+    torch.testing.assert_close(model(tokens, attention_mask=mask).logits, model(tokens).logits)

@@ -23,7 +23,7 @@ from plumbline.launcher.runtime.trackers.tensorboard import TensorBoard
 from tests.conftest import Pretrain, Run, once
 
 Points = dict[str, list[tuple[int, float]]]  # of each key, step and value in the order in which they came
-INSTALLED = [name for name in TRACKERS if find_spec(name) is not None]
+INSTALLED = [name for name, kind in TRACKERS.items() if kind.package is None or find_spec(kind.package) is not None]
 
 
 def env(folder: Path) -> dict[str, str]:
