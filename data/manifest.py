@@ -8,6 +8,8 @@ from pydantic import BaseModel, Field, model_validator
 from plumbline.data.paths import leads_out
 
 MANIFEST = "corpus.json"
+SHAPES_THE_SPLIT = ("seed", "validation_fraction")
+"""Keys of a corpus's request on which its held-out text depends."""
 Checksum = Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
 """A checksum. It names a file in the cache of remote corpora, so it must not be a path."""
 
@@ -132,6 +134,11 @@ class Manifest(BaseModel, extra="ignore", frozen=True, strict=True):
         if self.eos_token_id >= self.vocab_size:
             raise ValueError(f"eos_token_id = {self.eos_token_id} is beyond vocab_size = {self.vocab_size}")
         return self
+
+    @property
+    def held_out_by(self) -> list[Any]:
+        """Return what decides which text is held out: corpora that agree in it hold out the same."""
+        return [self.held_out, *(self.request.get(key) for key in SHAPES_THE_SPLIT)]
 
 
 def parse_without_blocks(data: bytes) -> Manifest:

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
 
 from plumbline.data.config import DataConfig, SourceConfig
 from plumbline.data.corpus import Corpus, Split, open_corpus
@@ -77,8 +78,10 @@ def evaluated_sources(
         held_out = open_corpora(config.validation, config.cache, check_sizes)
         check_same_tokenizer([*trained.items(), *held_out.items()])
         _warn_of_what_is_trained_on(trained, held_out)
-        return held_out
-    return {name: corpus for name, corpus in trained.items() if "validation" in corpus.splits}
+    else:
+        held_out = {name: corpus for name, corpus in trained.items() if "validation" in corpus.splits}
+    _warn_of_shared_files(trained, held_out)
+    return held_out
 
 
 def _warn_of_what_is_trained_on(trained: Mapping[str, SampleSource], evaluated: Mapping[str, SampleSource]) -> None:
@@ -88,6 +91,19 @@ def _warn_of_what_is_trained_on(trained: Mapping[str, SampleSource], evaluated: 
         if "validation" not in corpus.splits and corpus.fingerprint in fingerprints:
             LOG.warning(
                 f"data.validation: {name} ({corpus}) is trained on: its loss says nothing of text that is held out"
+            )
+
+
+def _warn_of_shared_files(trained: Mapping[str, SampleSource], evaluated: Mapping[str, SampleSource]) -> None:
+    """Warn of two corpora of the same files of which one may hold out what the other has for training."""
+    for (name, corpus), other in product(evaluated.items(), trained.values()):
+        one, two = (each.manifest if isinstance(each, Corpus) else None for each in (corpus, other))
+        if one is None or two is None or one.held_out_by == two.held_out_by or "train" not in two.splits:
+            continue
+        if shared := set(one.source_files).intersection(two.source_files):
+            LOG.warning(
+                f"data: {name} ({corpus}) and {other} were made of {len(shared):,} of the same files, and hold out "
+                f"text by different rules: some that {name} is scored on may be trained on; leave them out of one"
             )
 
 

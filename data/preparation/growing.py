@@ -21,7 +21,15 @@ from plumbline.data.corpus import fingerprint_of, folder_at, read_manifest
 from plumbline.data.heldout import HeldOut, UInt64s, as_before
 from plumbline.data.indexed import Int64s
 from plumbline.data.locks import is_held
-from plumbline.data.manifest import MANIFEST, Counts, FileRecord, HeldOutRecord, Manifest, SplitRecord
+from plumbline.data.manifest import (
+    MANIFEST,
+    SHAPES_THE_SPLIT,
+    Counts,
+    FileRecord,
+    HeldOutRecord,
+    Manifest,
+    SplitRecord,
+)
 from plumbline.data.preparation.duplicates import check_mode
 from plumbline.data.preparation.encoding import CHANGED, SPLITS
 from plumbline.data.preparation.filling import Filled, fill
@@ -43,7 +51,6 @@ from plumbline.data.tokenizers import copy_tokenizer
 from plumbline.data.workspace import new_folder, resumed_folder
 
 LOG = logging.getLogger(__name__)
-SHAPES_THE_SPLIT = ("seed", "validation_fraction")
 
 Parts = list[tuple[Counts | None, list[str]]]
 """The parts of a split, in order: counts (None if a corpus lacks the split) and names of the pairs."""
@@ -350,7 +357,7 @@ def _request_of_all(manifests: list[Manifest]) -> tuple[dict[str, Any], list[str
         }
         for manifest in manifests
     ]
-    rules = [(manifest.held_out, [manifest.request.get(key) for key in SHAPES_THE_SPLIT]) for manifest in manifests]
+    rules = [manifest.held_out_by for manifest in manifests]
     if all(rule == rules[0] for rule in rules):
         return {"merged": merged, **{key: manifests[0].request.get(key) for key in SHAPES_THE_SPLIT}}, []
     return {"merged": merged}, [

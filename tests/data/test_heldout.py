@@ -1,13 +1,19 @@
 """The held-out split: chosen by content, never empty, never everything."""
 
+import json
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from plumbline.data.config import DataConfig, SourceConfig
 from plumbline.data.heldout import Document, HeldOut, Sample, choose, cut, place
+from plumbline.data.prepare import Request, prepare
+from plumbline.data.sources import Sources
+from tests.data.made import opened_splits
 
 DOCUMENTS = [f"document {number} " + "text " * (number % 7) for number in range(500)]
 
@@ -150,3 +156,30 @@ def test_everything_can_be_held_out(documents: list[str]) -> None:
     assert [part.text for part in parts] == documents
     assert all(part.held_out for part in parts)
     assert sample(documents, found, 3, 10**6) == []
+
+
+def test_text_that_another_source_trains_on_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Of the same files, held out by one rule and trained on by another; one rule for both holds out the same."""
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in DOCUMENTS))
+    for name, fraction in (("part", 0.1), ("same", 0.1), ("whole", 1.0)):
+        prepare(Request(Sources((str(tmp_path / "a.jsonl"),)), "byte", tmp_path / name, fraction))
+    (tmp_path / "b.jsonl").write_text(json.dumps({"text": "something else"}) + "\n")
+    prepare(Request(Sources((str(tmp_path / "b.jsonl"),)), "byte", tmp_path / "other", 1.0))
+    caplog.clear()
+    for trained, scored, is_told in (
+        (["part"], [], False),
+        (["part"], ["whole"], True),
+        (["part"], ["same"], False),
+        (["part"], ["other"], False),
+        (["part", "same"], [], False),
+    ):
+        train, validation = ([SourceConfig(path=str(tmp_path / name)) for name in names] for names in (trained, scored))
+        opened_splits(
+            DataConfig(train=train, validation=validation, sequence_length=8, global_batch_size=1, micro_batch_size=1)
+        )
+        assert ("data: whole (" in caplog.text) == is_told
+        caplog.clear()
+    prepare(Request(Sources((str(tmp_path / "a.jsonl"),)), "byte", tmp_path / "more", 0.3))
+    sources = [SourceConfig(path=str(tmp_path / name)) for name in ("part", "more")]
+    opened_splits(DataConfig(train=sources, sequence_length=8, global_batch_size=1, micro_batch_size=1))
+    assert "/more were made of 1 of the same files, and hold out text by different rules: some that part" in caplog.text

@@ -47,8 +47,13 @@ def test_a_source_that_joined_is_known_to_later_checkpoints(
     now = open_inputs(new, world).fingerprints
     assert list(read_manifest(folder)["corpora"]) == ["email", "more"]
     resume.check_resume(old, new, now, folder)
-    with pytest.raises(CheckpointError, match=r"corpora: .*'more': '(?!0123)\w+'.* -> .*'more': '0123'"):
+    with pytest.raises(CheckpointError, match=r"corpora: .*'more': '(?!0123)\w+'.* -> .*'more': '0123'}$"):
         resume.check_resume(old, new, now | {"more": "0123"}, folder)
+    lost = load_config(tiny_config, of(6))
+    with pytest.raises(CheckpointError) as caught:
+        resume.check_resume(old, lost, open_inputs(lost, world).fingerprints, folder)
+    assert "\n  data.train: ['email', 'more'] -> ['email']\n  corpora: {" in str(caught.value)
+    assert "(weight_changes: [{tokens: 1024, weight: 0}] ends it here), and add others" in str(caught.value)
 
 
 def test_a_source_that_was_to_join_later_may_be_left_out(

@@ -24,7 +24,7 @@ from plumbline.launcher.runtime.checkpoint.store import (
     silent,
     step_of,
 )
-from plumbline.launcher.runtime.config.identity import RESUMED, differences
+from plumbline.launcher.runtime.config.identity import RESUMED, changes, differences
 from plumbline.launcher.runtime.config.load import config_in
 from plumbline.launcher.runtime.config.plan import last_step, plan_run
 from plumbline.launcher.runtime.config.run_files import CONFIG, METRICS
@@ -39,6 +39,12 @@ from plumbline.launcher.runtime.system.tail import lines_from_end
 
 WEIGHTS = "; to change it from here on, give the source weight_changes"
 """Advice in an error about a changed weight of a source."""
+SOURCES = "data.train"
+LOST = (
+    "; keep each source that was read (weight_changes: [{{tokens: {tokens}, weight: 0}}] ends it here), and add others "
+    "with weight: 0 and weight_changes"
+)
+"""Advice in an error about a source that is gone, for the manifest of the checkpoint."""
 
 RAISED = 1.5
 """Increase of the learning rate above which a resume warns."""
@@ -290,7 +296,10 @@ def check_resume(
     if old.data.train != new.data.train and _same_past(old, new, corpora, folder):
         drawn = entered_before(old.data, _data_steps_drawn(folder), drawn)  # one that was to join may go
         old = old.model_copy(update={"data": old.data.model_copy(update={"train": new.data.train})})
-    lines = [f"  {line}{_way_out(line)}" for line in differences(old, new, RESUMED)]
+    found = changes(old, new, RESUMED)
+    if SOURCES in found:  # of other numbers of them: their names, not all of their keys
+        found[SOURCES] = tuple([source.label for source in config.data.train] for config in (old, new))
+    lines = [f"  {path}: {was!r} -> {becomes!r}{_way_out(path)}" for path, (was, becomes) in found.items()]
     total_steps = last_step(new)
     if manifest["step"] > total_steps:
         raise CheckpointError(
@@ -299,14 +308,15 @@ def check_resume(
         )
     known = {name: corpora.get(name) for name in drawn}
     if drawn != known:  # the text at the same path may have changed
-        lines.append(f"  corpora: {drawn!r} -> {known!r}{renamed(drawn, corpora)}")
+        way_out = renamed(drawn, corpora) or (LOST.format_map(manifest) if None in known.values() else "")
+        lines.append(f"  corpora: {drawn!r} -> {known!r}{way_out}")
     if lines:
         raise CheckpointError(f"{folder} was written by a run of other values; {remedy}:\n" + "\n".join(lines))
 
 
-def _way_out(difference: str) -> str:
+def _way_out(path: str) -> str:
     """Return how a resumed run can change a value after all, beginning with a semicolon, or "" if it cannot."""
-    return WEIGHTS if re.match(r"data\.train\.\d+\.weight:", difference) else ""
+    return WEIGHTS if re.fullmatch(r"data\.train\.\d+\.weight", path) else ""
 
 
 def _same_past(old: Config, new: Config, corpora: dict[str, str], folder: Path) -> bool:
