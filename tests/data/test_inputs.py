@@ -14,7 +14,7 @@ from plumbline.data.inputs.reading import Reading
 from plumbline.data.inputs.records import Format, Record, Unit, record_of_row
 from plumbline.data.inputs.source import Source
 from plumbline.data.sources import Sources
-from tests.data.test_sources import TEXTS, json_lines, read
+from tests.data.reading import TEXTS, json_lines, read
 
 
 def test_a_row_of_the_table_is_a_format(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

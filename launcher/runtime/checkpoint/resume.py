@@ -298,7 +298,8 @@ def check_resume(
         old = old.model_copy(update={"data": old.data.model_copy(update={"train": new.data.train})})
     found = changes(old, new, RESUMED)
     if SOURCES in found:  # of other numbers of them: their names, not all of their keys
-        found[SOURCES] = tuple([source.label for source in config.data.train] for config in (old, new))
+        was, becomes = ([source.label for source in config.data.train] for config in (old, new))
+        found[SOURCES] = was, becomes
     lines = [f"  {path}: {was!r} -> {becomes!r}{_way_out(path)}" for path, (was, becomes) in found.items()]
     total_steps = last_step(new)
     if manifest["step"] > total_steps:

@@ -184,7 +184,7 @@ def _table_of_runs(runs: Sequence[Compared]) -> str:
     sources = dict.fromkeys(chain.from_iterable(found))
     columns = [(source, score) for source in sources for score in ("loss", "bits_per_byte", "exact_match")]
     columns = [(source, score) for source, score in columns if any(score in each.get(source, {}) for each in found)]
-    header = ["run", "state", "parameters", "steps", "tokens", "FLOPs", "time", "training loss"]
+    header = ["run", "state", "parameters", "steps", "tokens", "FLOPs", "time", "training loss, running mean"]
     header += [f"{source} {score.replace('_', ' ')}" for source, score in columns]
     rows: list[list[Cell]] = []
     for run, own in zip(runs, found, strict=True):

@@ -2,8 +2,10 @@
 
 import math
 import shlex
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from plumbline.data.damage import read_object
 from plumbline.data.tasks.candidates import SCORES
 from plumbline.launcher.runtime.commands.cli import duration
 from plumbline.launcher.runtime.config.budget import totals
+from plumbline.launcher.runtime.config.identity import changes, makes_other_steps
 from plumbline.launcher.runtime.config.load import config_in
 from plumbline.launcher.runtime.config.plan import RunPlan, plan_run
 from plumbline.launcher.runtime.config.remarks import describe_settings
@@ -20,6 +23,7 @@ from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.report.history import History
 from plumbline.launcher.runtime.report.standing import Standing, look
 from plumbline.launcher.runtime.run.ledger import goodput, total
+from plumbline.launcher.runtime.run.starts import read_starts
 from plumbline.launcher.runtime.scoring.scores import wilson_interval
 from plumbline.launcher.runtime.system.log import LOG
 from plumbline.model.flops import training_flops_per_token
@@ -27,6 +31,8 @@ from plumbline.model.parameterization.sizes import sizes
 
 SHARES = ("accuracy", *(score.key for score in SCORES if score.is_share))
 """Ends of the names of scores that are shown in percent, besides exact match."""
+LONGEST_CHANGE = 200
+"""Most characters shown of a changed key: sources of data have many."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +44,8 @@ class Facts:
     environment: dict[str, Any] | None
     samples: str
     standing: Standing
+    changed: tuple[str, ...] = ()
+    """What later starts changed of what decides the steps, in words; the configuration is that of the last start."""
 
     @property
     def parameters(self) -> int | None:
@@ -84,7 +92,24 @@ def read_facts(folder: Path) -> Facts:
         read_object(environment) if environment.is_file() else None,
         samples.read_text(encoding="utf-8", errors="replace") if samples.is_file() else "",
         look(folder, ()),
+        tuple(_changed(folder)),
     )
+
+
+def _changed(folder: Path) -> Iterator[str]:
+    """Yield what each start of a run changed of what decides its steps; a list that is damaged causes a warning."""
+    try:
+        starts = [start for start in read_starts(folder) if start.config is not None]
+    except (ValueError, OSError) as error:
+        LOG.warning(f"what later starts changed is not shown: {error}")
+        return
+    for before, after in pairwise(starts):
+        assert before.config is not None, "left out above"
+        assert after.config is not None, "left out above"
+        found = changes(before.config, after.config).items()
+        texts = [f"{path} {was} -> {becomes}" for path, (was, becomes) in found if makes_other_steps(path)]
+        if texts:
+            yield f"after step {after.step}: {', '.join(textwrap.shorten(text, LONGEST_CHANGE) for text in texts)}"
 
 
 def state(history: History, known: Facts) -> str:
@@ -102,6 +127,8 @@ def describe(history: History, known: Facts) -> Iterator[tuple[str, str]]:
     yield "state", state(history, known) + (f": {why}" if why and known.standing.state != "complete" else "")
     if known.config is not None and known.plan is not None:
         yield from _settings(known.config, known.plan)
+        if known.changed:
+            yield "changed", "; ".join(known.changed)
     if known.environment is not None:
         yield from _machine(known.environment)
     yield from _progress(history, known)

@@ -68,8 +68,8 @@ def test_attention_that_counts_every_position_refuses_several_texts_in_a_row_and
     ):  # fmt: skip
         with pytest.raises(ValueError, match=f"attention = {kind} counts every position: no padding, no mask"):
             model(input_ids=tokens, **inputs)
-    whole = torch.compile(model, backend="eager", fullgraph=True)(input_ids=tokens, use_cache=False).logits
-    assert torch.equal(whole, model(input_ids=tokens, use_cache=False).logits)
+    compiled: Any = torch.compile(model, backend="eager", fullgraph=True)
+    assert torch.equal(compiled(tokens, use_cache=False).logits, model(tokens, use_cache=False).logits)
 
 
 @torch.no_grad()
