@@ -19,7 +19,7 @@ from plumbline.model.kinds import check_written
 from plumbline.model.objectives import ObjectiveConfig
 from plumbline.model.objectives.objective import Objective, ObjectiveSettings, TrainedLM
 from plumbline.model.parameterization.multipliers import Multipliers
-from plumbline.model.parameterization.tensors import Role, TensorRule, tensor_rule
+from plumbline.model.parameterization.tensors import OF_CONTEXT, Role, TensorRule, tensor_rule
 
 OWN: dict[type[nn.Module], tuple[str, ...]] = {
     Block: ("forward",),
@@ -123,5 +123,6 @@ def parameter_shapes(
 
 
 def parameter_count(model: ModelConfig) -> int:
-    """Return the total number of parameters of the model."""
-    return sum(math.prod(shape) for shape in parameter_shapes(model).values())
+    """Return the number of parameters of the model, without those that are `OF_CONTEXT`."""
+    counted = [tensor for tensor in model_tensors(model).values() if tensor.rule.role not in OF_CONTEXT]
+    return sum(math.prod(tensor.shape) for tensor in counted)

@@ -30,6 +30,8 @@ Role = Literal[
     "final_scalar",
     "unembedding",
 ]
+OF_CONTEXT: tuple[Role, ...] = ("mixing",)
+"""Roles of frozen tensors that grow with the square of the context, and are no parameters in the sense of a law."""
 Draw = Callable[[tuple[int, ...], float, torch.Generator], Tensor]
 """Shape, standard deviation and generator -> initial values."""
 

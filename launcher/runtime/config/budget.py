@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.model.parameterization.rows import ParameterRow
 from plumbline.model.parameterization.skeleton import model_tensors
+from plumbline.model.parameterization.tensors import OF_CONTEXT
 
 MIB, GIB = 2**20, 2**30
 
@@ -35,16 +36,16 @@ class ParameterCount:
 
     total: int
     non_embedding: int
-    """N of scaling laws: without the embedding, the unembedding and the objective's own parameters."""
+    """N of scaling laws: without the embedding, the unembedding, matrices of frozen mixing and the objective's own
+    parameters."""
     trained: int
     """Those that the optimizer updates."""
 
 
 def totals(rows: Sequence[ParameterRow]) -> ParameterCount:
     """Count the parameters of a table."""
-    counted = [
-        row for row in rows if row.role not in ("embedding", "unembedding") and not row.name.startswith("objective.")
-    ]
+    left_out = ("embedding", "unembedding", *OF_CONTEXT)
+    counted = [row for row in rows if row.role not in left_out and not row.name.startswith("objective.")]
     return ParameterCount(
         total=sum(row.count for row in rows),
         non_embedding=sum(row.count for row in counted),
