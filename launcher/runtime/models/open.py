@@ -403,12 +403,13 @@ def quiet_transformers() -> Iterator[None]:
 
     Nothing is printed on standard output, which is reserved for --json: accelerate imports DeepSpeed, which logs there.
     Messages of transformers about the weights are still shown, because its log handler keeps the original standard
-    error. The bars and the two loggers stay silent afterwards.
+    error; not those about configurations, since it checks the defaults of a class that is saved, too. The bars and the
+    loggers stay silent afterwards.
     """
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
-    for name in ("torchao", "torch.utils._pytree"):
+    for name in ("torchao", "torch.utils._pytree", "transformers.configuration_utils"):
         logging.getLogger(name).setLevel(logging.ERROR)
     with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
         yield
