@@ -47,7 +47,7 @@ def parse_arguments() -> argparse.Namespace:
         "--source",
         nargs="+",
         help="a file, folder or glob (.jsonl[.gz|.zst], .json.gz, .json.zst, .parquet and .arrow: a document per row; "
-        "any other file is one document), hf:NAME[:CONFIG[:SPLIT]], or stdlib (Python's own source code)",
+        "any other file is one document), hf:NAME[:CONFIG[:SPLIT]] (SPLIT: train), or stdlib (source of Python itself)",
     )
     task.add_argument(
         "--tokens",
