@@ -177,7 +177,7 @@ def test_text_that_another_source_trains_on_is_told(tmp_path: Path, caplog: pyte
         opened_splits(
             DataConfig(train=train, validation=validation, sequence_length=8, global_batch_size=1, micro_batch_size=1)
         )
-        assert ("data: whole (" in caplog.text) == is_told
+        assert ("hold out text by different rules: " in caplog.text) == is_told
         caplog.clear()
     prepare(Request(Sources((str(tmp_path / "a.jsonl"),)), "byte", tmp_path / "more", 0.3))
     sources = [SourceConfig(path=str(tmp_path / name)) for name in ("part", "more")]
