@@ -47,24 +47,29 @@ class Dataset(Source):
             ValueError: `datasets` cannot load it, and trying again would not help.
             OSError: it cannot be reached at the moment.
         """
-        folder, config, split = _parts_of(self.spec)
-        has_splits = (Path(folder) / SAVED_SPLITS).is_file()
-        saved = Path(folder) / split if has_splits else Path(folder)
+        folder, _, split = _parts_of(self.spec)
+        saved = Path(folder) / split if (Path(folder) / SAVED_SPLITS).is_file() else Path(folder)
         if (saved / SAVED_FILES).is_file():  # written by save_to_disk: Arrow files, listed in order
             state = json.loads((saved / SAVED_FILES).read_text())
-            named = self.spec.removeprefix(PREFIX).split(":")[2:]
-            if config or (not has_splits and named and split != state.get("_split")):
-                kind = "splits, and no configurations" if has_splits else "one dataset, and neither those nor splits"
-                raise ValueError(
-                    f"source {self.spec}: {folder} was written by save_to_disk: it holds {kind}; give "
-                    f"hf:{folder}{'::SPLIT' if has_splits else ''}"
-                )
+            self._check_saved(state.get("_split"))
             for entry in state["_data_files"]:
                 yield Unit(number, ARROW, (str(saved / entry["filename"]),))
             return
         parts = open_dataset(self.spec).num_shards
         for part in range(parts):
             yield Unit(number, STREAMED, (self.spec,), part, parts)
+
+    def _check_saved(self, own_split: str | None) -> None:
+        """Refuse a configuration of a saved dataset, and a split of one without splits other than its own."""
+        folder, config, split = _parts_of(self.spec)
+        has_splits = (Path(folder) / SAVED_SPLITS).is_file()
+        names_split = len(self.spec.removeprefix(PREFIX).split(":")) > 2
+        if config or (not has_splits and names_split and split != own_split):
+            kind = "splits, and no configurations" if has_splits else "one dataset, and neither those nor splits"
+            raise ValueError(
+                f"source {self.spec}: {folder} was written by save_to_disk: it holds {kind}; give "
+                f"hf:{folder}{'::SPLIT' if has_splits else ''}"
+            )
 
 
 def is_saved(folder: Path) -> bool:

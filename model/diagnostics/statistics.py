@@ -21,7 +21,7 @@ Sums = dict[str, Tensor]  # name -> sum over tokens, sequences or queries, fp64;
 Statistics = dict[str, float]  # name -> value
 
 POWER_STEPS = 20  # of the power iteration; the estimate is from below, and within a few percent for flat spectra
-TINY = torch.finfo(torch.float32).tiny  # gives a tensor of zeros a ratio of 0, not of NaN
+TINY = torch.finfo(torch.float32).tiny  # gives a tensor of zeros a ratio of 0
 
 
 def outlier_sums(x: Tensor, real: Tensor | None = None) -> Sums:

@@ -99,17 +99,15 @@ def read_facts(folder: Path) -> Facts:
 def _changed(folder: Path) -> Iterator[str]:
     """Yield what each start of a run changed of what decides its steps; a list that is damaged causes a warning."""
     try:
-        starts = [start for start in read_starts(folder) if start.config is not None]
+        starts = [(start.step, start.config) for start in read_starts(folder) if start.config is not None]
     except (ValueError, OSError) as error:
         LOG.warning(f"what later starts changed is not shown: {error}")
         return
-    for before, after in pairwise(starts):
-        assert before.config is not None, "left out above"
-        assert after.config is not None, "left out above"
-        found = changes(before.config, after.config).items()
+    for (_, before), (step, after) in pairwise(starts):
+        found = changes(before, after).items()
         texts = [f"{path} {was} -> {becomes}" for path, (was, becomes) in found if makes_other_steps(path)]
         if texts:
-            yield f"after step {after.step}: {', '.join(textwrap.shorten(text, LONGEST_CHANGE) for text in texts)}"
+            yield f"after step {step}: {', '.join(textwrap.shorten(text, LONGEST_CHANGE) for text in texts)}"
 
 
 def state(history: History, known: Facts) -> str:
