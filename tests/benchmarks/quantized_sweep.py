@@ -29,6 +29,8 @@ from plumbline.launcher.runtime.commands import cli
 from plumbline.launcher.runtime.sweep.seed_means import mean, standard_error, student
 
 Row = dict[str, Any]
+MEASURED_BY = ("average", "data", "data_fingerprint", "sequence_length", "max_batches", "calibration_sequences")
+"""Keys of a row that say how a checkpoint was measured."""
 
 
 def main() -> None:
@@ -40,15 +42,37 @@ def main() -> None:
         "--pairs", nargs=2, metavar="LABEL", help="compare cells with the first to those with the second"
     )
     arguments = parser.parse_args()
-    cells = {Path(cell["run"]).name: cell for cell in read(arguments.sweep, "results.jsonl")}
-    rows = [{**row, "cell": cells[run_of(row, cells)]} for row in read(arguments.rows, "rows.jsonl")]
+    rows = joined(read(arguments.sweep, "results.jsonl"), read(arguments.rows, "rows.jsonl"))
     if arguments.pairs:
-        labels = {label for row in rows for label in row["cell"]["labels"].values()}
+        labels = dict.fromkeys(label for row in rows for _, label in row["labels"])
         if unknown := [label for label in arguments.pairs if label not in labels]:
-            raise ValueError(f"--pairs {unknown[0]}: no row has this label; there are {', '.join(map(str, labels))}")
+            raise ValueError(f"--pairs {unknown[0]}: no row has this label; there are {', '.join(labels)}")
         print_pairs(rows, *arguments.pairs)
     else:
         print_table(rows)
+
+
+def joined(cells: Sequence[Row], rows: Sequence[Row]) -> list[Row]:
+    """Return each row once for each cell that shares its run, with the cell's `seed` and `labels`, (axis, text).
+
+    Raises:
+        ValueError: a row is of no run of the sweep, or two are measurements of one checkpoint with one recipe.
+    """
+    of_runs: dict[str, list[Row]] = defaultdict(list)
+    for cell in cells:
+        labels = tuple((axis, str(label)) for axis, label in cell["labels"].items())
+        of_runs[Path(cell["run"]).name].append({"labels": labels, "seed": cell["seed"]})
+    found: dict[tuple[str, int, str], Row] = {}
+    for row in rows:
+        key = run_of(row, of_runs), row["step"], row["recipe"]
+        before = found.setdefault(key, row)
+        if before is not row:
+            other = [name for name in MEASURED_BY if before.get(name) != row.get(name)]
+            raise ValueError(
+                f"{row['model']}: measured twice with {row['recipe']}, with another {', '.join(other) or 'recipe'}; "
+                "give rows of one measurement"
+            )
+    return [{**row, **cell} for (run, _, _), row in found.items() for cell in of_runs[run]]
 
 
 def run_of(row: Row, cells: Container[str]) -> str:
@@ -69,7 +93,7 @@ def print_table(rows: Sequence[Row]) -> None:
     """Print a row for each variant and step."""
     groups: dict[tuple[str, int], dict[str, list[Row]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
-        label = ", ".join(map(str, row["cell"]["labels"].values()))
+        label = ", ".join(f"{axis}={text}" if "." in axis else text for axis, text in row["labels"])
         groups[label, row["step"]][row["recipe"]].append(row)
     recipes = list(dict.fromkeys(recipe for found in groups.values() for recipe in found))
     print(f"| variant | step | loss | kurtosis | {' | '.join(recipes)} |")
@@ -87,7 +111,7 @@ def print_pairs(rows: Sequence[Row], first: str, second: str) -> None:
     """Print a line for each recipe."""
     added: dict[str, dict[tuple[Any, ...], dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
     for row in rows:
-        key = *row["cell"]["labels"].values(), row["cell"]["seed"]
+        key = *(label for _, label in row["labels"]), row["seed"]
         added[row["recipe"]][key][row["step"]] = row["delta"]
     for recipe, found in added.items():
         ratios, exponents = defaultdict[int, list[float]](list), defaultdict[int, list[float]](list)
