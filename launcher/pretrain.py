@@ -230,7 +230,8 @@ def refuse(error: Exception, arguments: argparse.Namespace) -> int:
     with suppress(ValueError, OSError):  # WORLD_SIZE may be what is wrong
         folder = read_run(arguments.config, arguments.overrides).folder
         found = code_of(error, folder)
-        code = UNUSABLE if found == CRASHED else found  # a ValueError is no bug before training
+        # A ValueError is no bug before training, and nothing is to be tried again of a question
+        code = UNUSABLE if found == CRASHED or arguments.dry_run else found
         if not (arguments.dry_run or arguments.print_config):
             accuse_nodes(error, folder)
             if own_rank() == "0":

@@ -61,12 +61,17 @@ from plumbline.launcher.runtime.system.files import write_whole
 
 Page = tuple[str, dict[str, Any], list[str]]
 """The page, the JSON document, and lines for the terminal."""
+COMPARISON = "comparison.html"
+"""The page of several runs."""
 
 
 def main() -> None:
     """Read the folders, write the page, print a summary."""
     arguments = parse_arguments()
-    folders: list[Path] = arguments.folders
+    # RUNS/* finds the page that was written beside them
+    folders: list[Path] = [each for each in arguments.folders if each.name != COMPARISON or each.is_dir()]
+    if not folders:
+        raise ValueError(f"{arguments.folders[0]}: is a page of this command; give the folders of runs")
     if files := [folder for folder in folders if not folder.is_dir()]:
         raise ValueError(f"{files[0]}: is a file; give the folder of the run, sweep or rows that it belongs to")
     output: Path = arguments.output or default_output(folders)
@@ -88,7 +93,7 @@ def main() -> None:
 
 def default_output(folders: list[Path]) -> Path:
     """Return the path of the page: in the folder that it is about, or beside the first of several."""
-    return folders[0] / "report.html" if len(folders) == 1 else folders[0].resolve().parent / "comparison.html"
+    return folders[0] / "report.html" if len(folders) == 1 else folders[0].resolve().parent / COMPARISON
 
 
 def make_page(folders: list[Path], by: By) -> Page:

@@ -122,7 +122,8 @@ def main() -> int:
         LOG.info(intention(plan, arguments.share, arguments.workers))
         return 0
     left = [] if arguments.summarize else train(plan, arguments.share, arguments.workers, STOP)
-    summary = write_results(plan.sweep, plan.cells, plan.elsewhere, {cell.config.run.seed for cell in plan.runs})
+    asked = set() if arguments.summarize and not arguments.seeds else {cell.config.run.seed for cell in plan.runs}
+    summary = write_results(plan.sweep, plan.cells, plan.elsewhere, asked)
     show(plan.sweep, summary, arguments.json, plan.sweep.folder)
     if STOP:
         LOG.info(f"stopped {STOP.reason}; the same command goes on with {plan.sweep.folder}")

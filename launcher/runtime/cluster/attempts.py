@@ -98,7 +98,7 @@ def read_limit() -> int:
         ValueError: the variable is not a whole number of at least 1.
     """
     text = os.environ.get(VARIABLE) or "2"
-    if not text.isdigit() or int(text) < 1:
+    if not text.isdecimal() or int(text) < 1:
         raise ValueError(
             f"{VARIABLE} is {text}: give the number of fruitless attempts in a row that end a job, 1 or more"
         )

@@ -9,6 +9,7 @@ import os
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from threading import Thread
 
 from plumbline.launcher.runtime.cluster import nodes
@@ -40,7 +41,7 @@ def read_notice() -> float:
         ValueError: the variable is not a whole number.
     """
     text = os.environ.get(NOTICE) or "300"
-    if not text.isdigit():
+    if not text.isdecimal():
         raise ValueError(f"{NOTICE} is {text}: give the seconds before the time limit at which to save, as in --notice")
     return float(text)
 
@@ -55,7 +56,9 @@ def watch(stop: StopRequest, notice: float, ask: Callable[[], float | None], ask
         ask_seconds: seconds between two calls of `ask`.
     """
     # Newer versions of Slurm and slurm/job.sh set it at the start, for containers, which lack Slurm's commands
-    end = float(os.environ.get(END) or math.inf)
+    end = math.inf
+    with suppress(ValueError):  # of a variable that somebody set to something else: Slurm is asked all the same
+        end = float(os.environ.get(END) or math.inf)
     asked = -math.inf
     while True:
         if time.monotonic() - asked >= ask_seconds:
@@ -79,4 +82,4 @@ def job_end(job_id: str) -> float | None:
     except (OSError, subprocess.SubprocessError):
         return None
     text = done.stdout.strip()
-    return float(text) if text.isdigit() else math.inf if text in ("N/A", "NONE", "Unknown") else None
+    return float(text) if text.isdecimal() else math.inf if text in ("N/A", "NONE", "Unknown") else None

@@ -87,8 +87,8 @@ def own_job() -> str | None:
 
     The job number of an array task may be that of the array, which stands for all its tasks.
     """
-    array = os.environ.get("SLURM_ARRAY_JOB_ID")
-    return os.environ.get("SLURM_JOB_ID") if array is None else f"{array}_{os.environ['SLURM_ARRAY_TASK_ID']}"
+    array, task = (os.environ.get(f"SLURM_ARRAY_{name}_ID") for name in ("JOB", "TASK"))
+    return os.environ.get("SLURM_JOB_ID") if array is None or task is None else f"{array}_{task}"
 
 
 def read_job(job_id: str) -> Job:

@@ -47,21 +47,22 @@ def _adopt_slurm_environment() -> None:
     env.setdefault("MASTER_ADDR", "127.0.0.1")
     # A port per attempt of a job, as in slurm/pretrain.sbatch, below the ports of outgoing connections; and per step,
     # since a person may start several at once on the nodes of one allocation
-    attempt = int(env["SLURM_JOB_ID"]) + 1009 * int(env.get("SLURM_RESTART_COUNT", "0"))
-    env.setdefault("MASTER_PORT", str(20000 + (attempt + 101 * int(env["SLURM_STEP_ID"])) % 12768))
+    attempt = _number("SLURM_JOB_ID") + 1009 * (_number("SLURM_RESTART_COUNT") if "SLURM_RESTART_COUNT" in env else 0)
+    env.setdefault("MASTER_PORT", str(20000 + (attempt + 101 * _number("SLURM_STEP_ID")) % 12768))
 
 
 def _number(name: str) -> int:
     """Return an environment variable as a number.
 
     Raises:
-        ValueError: it is not a number; names the variable.
+        ValueError: it is missing or not a number; names the variable.
     """
+    text = os.environ.get(name, "")
     try:
-        return int(os.environ[name])
+        return int(text)
     except ValueError as error:
         raise ValueError(
-            f"{name} = {os.environ[name]!r}: expected a number; start with deepspeed, torchrun or srun, or unset it"
+            f"{name} = {text!r}: expected a number; start with deepspeed, torchrun or srun, or unset it"
         ) from error
 
 

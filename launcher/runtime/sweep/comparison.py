@@ -188,16 +188,18 @@ def _variant(points: dict[str, list[Result]], settings: ComparisonConfig) -> Var
     solved = None
     if best is not None and settings.solved is not None:
         solved = _solved(points[best], settings.by, settings.solved)
-    return Variant(best, found, seeds, solved, [] if best is None else [*_notes(points, complete, best)])
+    return Variant(best, found, seeds, solved, [*_notes(points, complete, best)])
 
 
-def _notes(points: dict[str, list[Result]], complete: Collection[str], best: str) -> Iterator[str]:
+def _notes(points: dict[str, list[Result]], complete: Collection[str], best: str | None) -> Iterator[str]:
     """Yield which points are excluded because a seed has no loss, and on which axes the best point is at an end."""
     out = [point for point in points if point not in complete]
     if out:
         named = (f"{point} ({_missing(points[point])})" for point in out[:NAMED])
         more = f" and {len(out) - NAMED} more" if len(out) > NAMED else ""
         yield f"left out: {', '.join(named)}{more}"
+    if best is None:
+        return
     labels = {point: cells[0].labels for point, cells in points.items()}
     for axis, end in axes_at_end(labels[best], [*labels.values()]):
         yield f"{axis} is the {end} of its grid"
@@ -297,7 +299,7 @@ def _table(variants: dict[str, Variant]) -> Iterator[str]:
                 f"Wilson interval), first in step (seed) {first}"
             )
     for name in [name for name in variants if name not in best]:
-        yield f"{name:<{width}}  no point is complete"
+        yield f"{name:<{width}}  no point is complete{''.join(f'  {note}' for note in variants[name].notes)}"
 
 
 def _differences(variants: dict[str, Variant]) -> Iterator[str]:
@@ -309,6 +311,9 @@ def _differences(variants: dict[str, Variant]) -> Iterator[str]:
         rows = {name: variant.less[other] for name, variant in variants.items() if other in variant.less}
         columns = [key for key in SUBTRACTED if any(key in row for row in rows.values())]
         yield ""
+        if not columns:
+            yield f"less {other}: two seeds have to be finished of both"
+            continue
         yield f"less {other}, paired by seed, with 95 % intervals by Student's t{note}"
         yield f"{'':<{width}}  " + " ".join(f"{COLUMNS[key]:>30}" for key in columns)
         for name, row in rows.items():

@@ -114,6 +114,9 @@ class SweepConfig(BaseModel, extra="forbid", frozen=True, strict=True):
                 raise ValueError(f"set: {key} is an axis of every grid, too, and would have no say: leave it out")
         if len(frozenset(self.seeds)) != len(self.seeds):
             raise ValueError(f"seeds = {self.seeds}: one is there twice")
+        if nested := next((key for key, value in self.set.items() if "." not in key and isinstance(value, dict)), None):
+            keys = ", ".join(f"{nested}.{key}" for key in self.set[nested])
+            raise ValueError(f"set: {nested} is a section: write its keys with their paths, {keys}")
         _refuse_our_keys("set", self.set)
         return self
 

@@ -228,7 +228,7 @@ def write_results(
         sweep: the sweep.
         cells: all its cells.
         elsewhere: signature -> outcome of runs made on another machine.
-        seeds: leave out runs of other seeds that have not begun; None keeps all.
+        seeds: leave out runs of other seeds that have not begun; None keeps all, as do none if nothing has begun.
 
     Raises:
         ValueError: results.jsonl or others.jsonl cannot be read; they are kept, since their runs may be gone.
@@ -241,7 +241,8 @@ def write_results(
         results = read_results(cells, {**known, **elsewhere})
         if seeds is not None:
             begun = {result.seed for result in results if result.outcome.status != "pending"}
-            results = [result for result in results if result.seed in begun.union(seeds)]
+            kept = begun.union(seeds) or {result.seed for result in results}
+            results = [result for result in results if result.seed in kept]
         summary = summarize(sweep, results)
         ours = {cell.signature for cell in cells}
         if moved := {signature: row for signature, row in latest.items() if signature not in ours}:

@@ -1,4 +1,4 @@
-"""Determine from the text of an error of torch, CUDA or NCCL whether a device is broken or out of memory."""
+"""Determine from an error's text, of torch, CUDA, NCCL or gloo, whether a device is broken or full, or a rank gone."""
 
 DEVICE_FAULTS = (
     "uncorrectable ECC error",
@@ -19,6 +19,13 @@ OUT_OF_MEMORY = (
     "DefaultCPUAllocator: can't allocate memory",
 )
 """Texts of torch's allocators, CUDA, NCCL and cuBLAS."""
+RANK_GONE = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Broken pipe",
+    "remote process exited or there was a network error",
+)
+"""Texts of gloo (its pairs of sockets) and NCCL where the process at the other end is no more."""
 
 
 def is_of_device(error: Exception) -> bool:
@@ -29,6 +36,11 @@ def is_of_device(error: Exception) -> bool:
 def is_out_of_memory(error: Exception) -> bool:
     """Return whether an error says that a device or a host is out of memory."""
     return isinstance(error, RuntimeError) and any(words in str(error) for words in OUT_OF_MEMORY)
+
+
+def is_of_lost_rank(error: Exception) -> bool:
+    """Return whether an error says that another rank has ended while this one exchanged something with it."""
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in RANK_GONE)
 
 
 def out_of_memory(error: Exception, node: str, remedy: str) -> RuntimeError:

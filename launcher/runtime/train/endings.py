@@ -16,7 +16,7 @@ from plumbline.launcher.runtime.ranks.process_group import UnmetError
 from plumbline.launcher.runtime.ranks.world import MissingGPUError
 from plumbline.launcher.runtime.run.lock import RunLockedError
 from plumbline.launcher.runtime.system.exit_codes import BROKEN, CORRUPT, CRASHED, UNREACHED, UNSAVED, UNUSABLE
-from plumbline.launcher.runtime.system.faults import is_of_device, is_out_of_memory, out_of_memory
+from plumbline.launcher.runtime.system.faults import is_of_device, is_of_lost_rank, is_out_of_memory, out_of_memory
 from plumbline.launcher.runtime.system.log import own_rank
 from plumbline.launcher.runtime.train.guards.guard import TrainingError, WrongNodeError
 
@@ -61,17 +61,23 @@ def code_of(error: Exception, folder: Path, step: int = 0) -> int:
         return CORRUPT
     if isinstance(error, TrainingError):
         return BROKEN
-    lacks_memory = is_out_of_memory(error)
-    may_pass = (lacks_memory or isinstance(error, MAY_PASS)) and (step or _has_checkpoint(folder))
+    lacks = is_out_of_memory(error) or is_of_lost_rank(error)
+    may_pass = (lacks or isinstance(error, MAY_PASS)) and (step or _has_checkpoint(folder))
     if may_pass or (own_job() is not None and _may_be_of_a_node(error)):
         return UNREACHED
-    return UNUSABLE if lacks_memory or isinstance(error, EXPLAINED) else CRASHED
+    return UNUSABLE if lacks or isinstance(error, EXPLAINED) else CRASHED
 
 
 def user_facing(error: Exception) -> Exception:
-    """Return the error, or in place of one of torch or CUDA about a device, one that names the node and the remedy."""
+    """Return the error, or in place of one of torch, CUDA or gloo, one that names the node and the remedy."""
     if is_out_of_memory(error):
         return out_of_memory(error, node_name(), LESS_MEMORY)
+    if is_of_lost_rank(error):
+        said = str(error).splitlines()[0].partition(". ")[0]
+        return RuntimeError(
+            f"another rank has ended, with which this one on {node_name()} was exchanging numbers ({said}): its own "
+            "last words say why; start the same command again"
+        )
     if not is_of_device(error):
         return error
     return RuntimeError(
@@ -106,6 +112,8 @@ def _may_be_of_a_node(error: Exception) -> bool:
             return bool(error.nodes)
         case OSError():
             return error.errno in AWAY
+        case RuntimeError():
+            return is_of_lost_rank(error)
     return False
 
 
@@ -114,5 +122,5 @@ def _has_checkpoint(folder: Path) -> bool:
         return newest_checkpoint(folder) is not None
     except PermissionError:  # the folder belongs to another user
         return False
-    except OSError:  # the disk is unavailable: assume that there is one
-        return True
+    except OSError as error:  # assume that there is one on a disk that is away, but not at a path that cannot be
+        return error.errno in AWAY

@@ -373,6 +373,19 @@ def test_a_file_of_a_run_is_no_folder(command: Command, tmp_path: Path) -> None:
     assert done.stderr.startswith(f"error: {file}: is a file; give the folder of the run")
 
 
+def test_a_page_beside_runs_is_none_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """RUNS/* finds what the same command wrote before."""
+    folders = [write_run(tmp_path / name, {"step": 1, "loss": 3.0}) for name in ("one", "two")]
+    page = tmp_path / "comparison.html"
+    for found in (folders, [page, *folders]):
+        monkeypatch.setattr(sys, "argv", ["report.py", *map(str, found)])
+        report.main()
+        assert page.is_file()
+    monkeypatch.setattr(sys, "argv", ["report.py", str(page)])
+    with pytest.raises(ValueError, match=r"comparison\.html: is a page of this command; give the folders of runs"):
+        report.main()
+
+
 def test_a_page_of_a_run_in_a_closed_folder_goes_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = write_run(tmp_path / "run", {"step": 1, "loss": 3.0})
     monkeypatch.setattr("os.access", lambda path, _: path != folder)

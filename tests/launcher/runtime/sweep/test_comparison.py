@@ -55,7 +55,7 @@ def test_the_best_variant_comes_first() -> None:
     assert [line.split()[0] for line in text[1:]] == ["b", "a", "c"]
     assert "1.7 ± 0.1" in text[1]
     assert "6 ± 1" in text[2]
-    assert "no point is complete" in text[3]
+    assert text[3].split(maxsplit=1)[1] == "no point is complete  left out: lr=0.1 (1 of 1 pending)"
 
 
 def tuned(lr: float, seed: int, loss: float | None, status: str = "finished", width: int = 64) -> Result:
@@ -161,6 +161,8 @@ def test_differences_are_a_table_that_tells_of_a_choice_made_on_its_seeds() -> N
     assert columns.split() == ["loss", "kurtosis"]
     assert first.split() == ["c", "-", "-"], "in the order of the table above"
     assert second.split() == ["a", "1.03", "[0.654,", "1.41]", "-2", "[-4.48,", "0.484]"]
+    *_, last = lines(summarize(AGAINST, [one for one in PAIRS if one.seed == 1]))
+    assert last == "less b: two seeds have to be finished of both"
     alone = [one for one in PAIRS if one.labels["lr"] == 0.1]
     *_, head, _, _, _ = lines(summarize(AGAINST, alone))
     assert head == "less b, paired by seed, with 95 % intervals by Student's t", "nothing was chosen"
@@ -178,7 +180,8 @@ def test_the_document_has_the_keys_it_always_had() -> None:
     found = summarize(SETTINGS, [cell("b", 0.1, 1, 1.5), cell("b", 0.1, 2, 2.5), cell("c", 0.1, 1, None)])
     assert json.dumps(found.to_json()) == (
         '{"all": {"b": {"best": "lr=0.1", "points": {"lr=0.1": {"loss": [2.0, 0.5]}}, "seeds": {"loss": {"1": 1.5, '
-        '"2": 2.5}}}, "c": {"best": null, "points": {"lr=0.1": null}, "seeds": {}}}}'
+        '"2": 2.5}}}, "c": {"best": null, "points": {"lr=0.1": null}, "seeds": {}, '
+        '"notes": ["left out: lr=0.1 (1 of 1 pending)"]}}}'
     )
 
 

@@ -149,6 +149,17 @@ def write_of(plan: Plan) -> SweepSummary:
     return write_results(plan.sweep, plan.cells, plan.elsewhere, {cell.config.run.seed for cell in plan.runs})
 
 
+def test_a_summary_is_of_the_seeds_that_have_begun(tiny_config: Path, tmp_path: Path) -> None:
+    """As --summarize asks for it, with no seeds: else it would undo the summary of --seeds 1."""
+    plan = make_plan(small_sweep(tiny_config, tmp_path), [])
+    assert write_results(plan.sweep, plan.cells, seeds=()).runs == {"pending": 4}, "with none, all are to come"
+    for cell in plan.cells:
+        if cell.config.run.seed == 1:
+            finish(cell, loss=3.0)
+    assert write_results(plan.sweep, plan.cells, seeds=()).runs == {"finished": 2}
+    assert write_results(plan.sweep, plan.cells, seeds=(2,)).runs == {"finished": 2, "pending": 2}
+
+
 def test_finished_rows_stay_when_their_runs_are_gone(tiny_config: Path, tmp_path: Path) -> None:
     plan = make_plan(small_sweep(tiny_config, tmp_path), [])
     finish(plan.cells[0], loss=3.0)

@@ -298,6 +298,11 @@ def test_a_mistake_is_named_before_anything_runs(
     assert not (tmp_path / "sweeps").exists()
 
 
+def test_a_section_is_written_key_by_key(tiny_config: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"set: train is a section: write its keys with their paths, train\.steps"):
+        make_plan(write(tmp_path, tiny_config, set={"train": {"steps": 6}}), [])
+
+
 def test_a_value_for_all_cells_may_not_be_an_axis(tiny_config: Path, tmp_path: Path) -> None:
     file = write(tmp_path, tiny_config)
     with pytest.raises(ConfigError, match=r"optimizer.lr=1: the axis optimizer.lr sets optimizer.lr"):

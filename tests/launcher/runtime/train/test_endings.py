@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 ECC = RuntimeError("CUDA error: uncorrectable ECC error encountered\nSearch for `cudaErrorECCUncorrectable' in ...")
+GONE = RuntimeError("[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:538] Connection closed by peer [127.0.0.1]")
 FULL = (
     "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.10 GiB of which 1.25 GiB is "
     "free. Including non-PyTorch memory, this process has 77.80 GiB memory in use. Of the allocated memory ..."
@@ -49,6 +50,7 @@ FULL = (
         (TrainingError("not finite"), BROKEN, BROKEN),
         (ECC, CORRUPT, CORRUPT),
         (OutOfMemoryError(FULL), UNUSABLE, UNREACHED),
+        (GONE, UNUSABLE, UNREACHED),
         (RuntimeError("CUDA error: out of memory"), UNUSABLE, UNREACHED),
         (RuntimeError("CUDA error: an illegal memory access was encountered"), CRASHED, CRASHED),
         (ValueError("a bug"), CRASHED, CRASHED),
@@ -72,6 +74,7 @@ def test_what_may_pass_is_tried_again_by_a_run_that_has_worked(
         # Rank 0 says so, and its word would end the job where the code of a rank that died would not
         (UnmetError("the ranks cannot form a group"), UNREACHED),
         (MissingGPUError("no GPU"), UNREACHED),
+        (GONE, UNREACHED),
         (UnfitError("n1: another Python", ["n1"]), UNREACHED),
         (UnfitError("all: 1 GB free, one checkpoint takes 9 GB", []), UNUSABLE),
         (OSError(errno.ESTALE, "Stale file handle"), UNREACHED),
