@@ -57,9 +57,14 @@ def staging_folder(root: Path, step: int) -> Path:
 
 
 def make_room(staging: Path) -> None:
-    """Create an empty staging folder; remove those of killed saves."""
+    """Create an empty staging folder; remove those of killed saves.
+
+    Raises:
+        OSError: the folder of the run is gone. To make it anew would leave two halves of a run that was moved.
+    """
     remove_staging_folders(staging.parent)
-    staging.mkdir(parents=True)
+    staging.parent.mkdir(exist_ok=True)
+    staging.mkdir()
 
 
 def tidy(root: Path, newest: Path) -> None:

@@ -28,6 +28,16 @@ def publish(root: Path, step: int) -> None:
     )
 
 
+def test_the_folder_of_a_run_that_was_moved_is_not_made_anew(tmp_path: Path) -> None:
+    """Its saves would go to a second half of the run, which nobody looks for."""
+    (tmp_path / "run").mkdir()
+    publish(tmp_path / "run" / "checkpoints", 1)
+    (tmp_path / "run").rename(tmp_path / "moved")
+    with pytest.raises(FileNotFoundError):
+        publish(tmp_path / "run" / "checkpoints", 2)
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_kill_while_a_checkpoint_is_deleted_leaves_no_part_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
