@@ -165,8 +165,9 @@ class Forked:
         self.returncode: int | None = None
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.connect(str(place))
-        self._stream = self._socket.makefile("rw", encoding="utf-8")
-        print(json.dumps(request, default=str), file=self._stream, flush=True)
+        self._socket.sendall(json.dumps(request, default=str).encode() + b"\n")
+        # No buffer: it might take the exit code along with the number, and then `select` would never see it
+        self._stream = self._socket.makefile("rb", buffering=0)
         self.pid = int(self._stream.readline())
 
     def poll(self) -> int | None:

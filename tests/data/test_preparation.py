@@ -261,6 +261,11 @@ def test_a_tokenizer_that_cannot_be_had_is_told_before_any_text_is_read(
 ) -> None:
     monkeypatch.setattr(filling, "survey_unit", None)
     (tmp_path / "t").mkdir()
+    with pytest.raises(
+        ValueError, match=f"--tokenizer {tmp_path}/t: has none of tokenizer.json, tokenizer_config.json"
+    ):
+        make(ten_files, tmp_path / "c", str(tmp_path / "t"))
+    (tmp_path / "t" / "tokenizer.json").touch()
     with pytest.raises(ValueError, match=f"--tokenizer {tmp_path}/t: cannot be read"):
         make(ten_files, tmp_path / "c", str(tmp_path / "t"))
     monkeypatch.setattr("plumbline.data.tokenizer_making.is_reachable", lambda: False)

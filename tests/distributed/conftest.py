@@ -45,7 +45,8 @@ def set_environment(variables: Mapping[str, str]) -> None:
 
 
 def save(engine: Engine, config: Config, state: TrainState, root: Path, world: World) -> Path:
-    """Write a checkpoint in the foreground and return its folder."""
+    """Write a checkpoint in the foreground and return its folder; the run's folder is made if it is not there."""
+    root.parent.mkdir(parents=True, exist_ok=True)
     return commit(take_snapshot(engine, state, locally=False), root, config.checkpoint, world, None, Pace())
 
 

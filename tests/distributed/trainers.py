@@ -16,6 +16,7 @@ MakeEngine = Callable[[Config, World], Engine]
 
 
 def make_trainer(config: Config, inputs: Inputs, world: World, make: MakeEngine = make_engine) -> Trainer:
-    """Return a trainer at the start of a run, which nobody asks to stop."""
+    """Return a trainer at the start of a run, which nobody asks to stop; make the run's folder if it is not there."""
+    config.run.folder.mkdir(parents=True, exist_ok=True)
     watchdog = Watchdog(config.run.folder / "stacks", world, minutes=None)
     return Trainer(make(config, world), inputs, StopRequest(), None, RunStatus(), watchdog)

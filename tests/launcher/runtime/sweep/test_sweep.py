@@ -350,6 +350,7 @@ def test_a_run_goes_on_under_the_rule_it_was_begun_with(cell: Config, plan: Plan
     begun = plan.cells[-1].config
     assert begun.parameterization != cell.parameterization
     staging = publishing.staging_folder(cell.run.folder / "checkpoints", step=3)
+    cell.run.folder.mkdir(parents=True)
     publishing.make_room(staging)
     files = publishing.write_files({"config.yaml": as_yaml(begun)}, staging, store.silent)
     saved = publishing.publish(staging, {"step": 3}, files)
