@@ -58,7 +58,7 @@ class SilentThoughtsConfig(ObjectiveSettings):
         """Count two text passes and the slots, of which only the last of each thought predicts, in place of a token.
 
         With `pause` nothing reads what the last block of the first pass puts out, and its backward pass is counted all
-        the same: 3 % too much with 8 blocks.
+        the same: too much, the more so the fewer blocks there are.
         """
         return Work(blocks=2 + min(self.anchors, length) * self.thoughts.slots_run / length)
 
