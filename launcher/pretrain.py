@@ -19,7 +19,7 @@ Exit codes:
     86  no progress for train.hang_minutes
     87  a node computed wrong numbers or has a broken GPU
     88  a checkpoint could not be written
-    89  a run that had trained could not reach data, a checkpoint, a disk, other ranks or suitable nodes
+    89  a run that had trained could not reach data, a checkpoint, a disk, ranks or suitable nodes
 After 85 to 89, the same command continues from the last checkpoint.
 """
 
@@ -204,7 +204,7 @@ def attempt(start: Start, status: RunStatus) -> int:
     except (ValueError, OSError, RuntimeError) as error:
         STOP.end_if_asked()
         code = code_of(error, folder, status.step)
-        if code == CRASHED:
+        if code == CRASHED and user_facing(error) is error:  # a bug
             raise
         accuse_nodes(error, folder)
         return report(error, status.end(code, str(user_facing(error))))
@@ -230,8 +230,8 @@ def refuse(error: Exception, arguments: argparse.Namespace) -> int:
     with suppress(ValueError, OSError):  # WORLD_SIZE may be what is wrong
         folder = read_run(arguments.config, arguments.overrides).folder
         found = code_of(error, folder)
-        # A ValueError is no bug before training, and nothing is to be tried again of a question
-        code = UNUSABLE if found == CRASHED or arguments.dry_run else found
+        # Before training a ValueError is no bug, and what --dry-run asks is not asked again by itself
+        code = UNUSABLE if arguments.dry_run or (found == CRASHED and isinstance(error, ValueError)) else found
         if not (arguments.dry_run or arguments.print_config):
             accuse_nodes(error, folder)
             if own_rank() == "0":

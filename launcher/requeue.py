@@ -31,7 +31,7 @@ from plumbline.launcher.runtime.config.written import read_run
 from plumbline.launcher.runtime.run.interventions import went_back_past
 from plumbline.launcher.runtime.run.status_file import note_end_of_job, told_by_rank_0
 from plumbline.launcher.runtime.sweep.advance import one_of_several, read_share
-from plumbline.launcher.runtime.system.exit_codes import REQUEUE, UNUSABLE
+from plumbline.launcher.runtime.system.exit_codes import BROKEN, REQUEUE, UNUSABLE
 
 NOT_REQUEUED = 1  # exit code
 GOES_ON = "the same command, or the next job of a chain, goes on from the newest checkpoint"
@@ -75,8 +75,9 @@ def main() -> int:
         say(f"exit code {arguments.code} of a dry run: not requeued")
         return NOT_REQUEUED
     code = arguments.code
-    if run is not None and told_by_rank_0(run) == UNUSABLE:
-        code = UNUSABLE
+    told = told_by_rank_0(run) if run is not None else None
+    if told in (UNUSABLE, BROKEN):
+        code = told
     job_id = nodes.own_job()
     if job_id is None:
         raise ValueError("--code: this is no Slurm job, so there is nothing to put back into the queue")

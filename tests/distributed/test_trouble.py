@@ -8,7 +8,7 @@ import pytest
 
 from plumbline.launcher.runtime.cluster.attempts import BROKEN_GPU, accused
 from plumbline.launcher.runtime.run.status_file import read_attempts
-from plumbline.launcher.runtime.system.exit_codes import CORRUPT, UNREACHED, UNUSABLE
+from plumbline.launcher.runtime.system.exit_codes import CORRUPT, CRASHED, UNREACHED, UNUSABLE
 from tests.data.made import shard
 
 if TYPE_CHECKING:
@@ -90,7 +90,9 @@ def test_a_gpu_that_reports_itself_broken_is_one_error_and_its_node_is_left_out(
 ) -> None:
     outcome = attempt(8, "broken", SLURM_JOB_ID="7", SLURMD_NODENAME="n5")
     assert outcome.codes[1] == CORRUPT, outcome.stderr
-    assert outcome.codes[0] == 1, "it lost the other in a collective"
+    assert outcome.codes[0] == CRASHED, "it lost the other in a collective, whose code is the one that counts"
+    assert "another rank has ended, with which this one on n5 was exchanging numbers (" in outcome.stderr
+    assert "Traceback" not in outcome.stderr
     assert "the GPU of this rank on n5 cannot be used (CUDA error: uncorrectable ECC error" in outcome.stderr
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     assert accused(outcome.run.folder / "slurm", ["n1", "n5"]) == {"n5": BROKEN_GPU}

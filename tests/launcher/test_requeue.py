@@ -15,7 +15,7 @@ from plumbline.launcher.runtime.cluster.nodes import PAUSES
 from plumbline.launcher.runtime.run.interventions import INTERVENTIONS, Intervention, write_interventions
 from plumbline.launcher.runtime.run.status import note_early_end
 from plumbline.launcher.runtime.run.status_file import told_by_rank_0
-from plumbline.launcher.runtime.system.exit_codes import UNUSABLE
+from plumbline.launcher.runtime.system.exit_codes import BROKEN, UNREACHED, UNUSABLE
 
 SCONTROL = """\
 #!/bin/bash
@@ -102,6 +102,18 @@ def test_what_rank_0_has_refused_is_known_to_the_job_that_it_ran_in(
     assert told_by_rank_0(tmp_path) == UNUSABLE
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
     assert told_by_rank_0(tmp_path) is None, "that was the attempt before"
+
+
+@pytest.mark.parametrize(("code", "final"), [(UNUSABLE, True), (BROKEN, True), (UNREACHED, False)])
+def test_what_rank_0_says_of_itself_is_final(
+    in_job: Path, capsys: pytest.CaptureFixture[str], code: int, final: bool
+) -> None:
+    """The other ranks waited for it and were killed, or lost it: srun returns the higher code."""
+    (in_job / "crashed").mkdir()
+    note_early_end(in_job / "crashed", 2, lambda _folder: None, code, "what it said")
+    assert main() == (NOT_REQUEUED if final else 0)
+    assert f"requeue.py: exit code {code if final else 1}, " in capsys.readouterr().out
+    assert ("requeue" in (in_job / "asked").read_text().splitlines()) is not final
 
 
 def test_a_job_that_rehearses_its_run_does_so_once(in_job: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ UNSAVED = 88  # something essential could not be written, perhaps only for a whi
 UNREACHED = 89  # a run that has trained, or a job, could not reach data, a disk, ...: restart
 INTERRUPTED = 130  # any command: Ctrl-C, as in shells
 UNREAD = 141  # any command: the reader of the output has gone, as in shells
-CRASHED = 1  # any command, by Python itself: a bug, with its traceback
+CRASHED = 1  # any command, by Python itself: a bug, with its traceback; or another rank has ended
 
 STATES = {COMPLETE: "complete", BROKEN: "diverged", REQUEUE: "stopped", HUNG: "hung"}
 """State of a run that ended with a code; after any other code it is "failed"."""

@@ -42,8 +42,9 @@ LESS_MEMORY = (
 
 
 def code_of(error: Exception, folder: Path, step: int = 0) -> int:
-    """Return the exit code of a run that ends with an error, or CRASHED for a bug.
+    """Return the exit code of a run that ends with an error, or CRASHED for a bug or a rank whose peer has ended.
 
+    Such a rank does not know why. srun returns the highest code of all ranks, so it leaves that to the other's.
     A run that has completed a step or has a checkpoint has worked before, so its error may be temporary. In a Slurm
     job, the same holds for an error that may be caused by a node. After such an error a Slurm job is tried again, as
     often as PLUMBLINE_FRUITLESS_ATTEMPTS permits.
@@ -61,11 +62,13 @@ def code_of(error: Exception, folder: Path, step: int = 0) -> int:
         return CORRUPT
     if isinstance(error, TrainingError):
         return BROKEN
-    lacks = is_out_of_memory(error) or is_of_lost_rank(error)
-    may_pass = (lacks or isinstance(error, MAY_PASS)) and (step or _has_checkpoint(folder))
+    if is_of_lost_rank(error):
+        return CRASHED
+    lacks_memory = is_out_of_memory(error)
+    may_pass = (lacks_memory or isinstance(error, MAY_PASS)) and (step or _has_checkpoint(folder))
     if may_pass or (own_job() is not None and _may_be_of_a_node(error)):
         return UNREACHED
-    return UNUSABLE if lacks or isinstance(error, EXPLAINED) else CRASHED
+    return UNUSABLE if lacks_memory or isinstance(error, EXPLAINED) else CRASHED
 
 
 def user_facing(error: Exception) -> Exception:
@@ -112,8 +115,6 @@ def _may_be_of_a_node(error: Exception) -> bool:
             return bool(error.nodes)
         case OSError():
             return error.errno in AWAY
-        case RuntimeError():
-            return is_of_lost_rank(error)
     return False
 
 

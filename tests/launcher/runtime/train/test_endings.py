@@ -50,7 +50,7 @@ FULL = (
         (TrainingError("not finite"), BROKEN, BROKEN),
         (ECC, CORRUPT, CORRUPT),
         (OutOfMemoryError(FULL), UNUSABLE, UNREACHED),
-        (GONE, UNUSABLE, UNREACHED),
+        (GONE, CRASHED, CRASHED),
         (RuntimeError("CUDA error: out of memory"), UNUSABLE, UNREACHED),
         (RuntimeError("CUDA error: an illegal memory access was encountered"), CRASHED, CRASHED),
         (ValueError("a bug"), CRASHED, CRASHED),
@@ -74,7 +74,6 @@ def test_what_may_pass_is_tried_again_by_a_run_that_has_worked(
         # Rank 0 says so, and its word would end the job where the code of a rank that died would not
         (UnmetError("the ranks cannot form a group"), UNREACHED),
         (MissingGPUError("no GPU"), UNREACHED),
-        (GONE, UNREACHED),
         (UnfitError("n1: another Python", ["n1"]), UNREACHED),
         (UnfitError("all: 1 GB free, one checkpoint takes 9 GB", []), UNUSABLE),
         (OSError(errno.ESTALE, "Stale file handle"), UNREACHED),
