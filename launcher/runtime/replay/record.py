@@ -148,7 +148,14 @@ def _in_time(starts: Iterable[Start], returns: Iterable[Intervention], folder: P
 def contradictions(record: RunRecord) -> list[Difference]:
     """Return where chain, metrics.jsonl and checkpoints contradict each other, by step."""
     found = [Difference(step, "chain", f"{CHAIN}, {text}") for step, text in record.chain.problems]
-    return sorted([*found, *_of_metrics(record), *_of_checkpoints(record)])
+    return sorted([*found, *_of_beginning(record), *_of_metrics(record), *_of_checkpoints(record)])
+
+
+def _of_beginning(record: RunRecord) -> Iterator[Difference]:
+    begun = 1 + min((start.step for start in record.starts), default=0)
+    first = min(record.chain.steps, default=begun)
+    if first > begun:
+        yield Difference(begun, "chain", f"{CHAIN} begins at step {first}, and the run at step {begun}")
 
 
 def _of_metrics(record: RunRecord) -> Iterator[Difference]:

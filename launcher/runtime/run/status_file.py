@@ -24,7 +24,7 @@ STATUS, ATTEMPTS = "status.json", "attempts.jsonl"
 RESULT = "result.json"
 """File with the final scores, which exists when the run is complete."""
 INTERVAL = 5.0  # seconds between two writes while nothing happens
-SILENT = "ended without a word: killed, or its node failed"
+SILENT = "ended without a word: killed, its node failed, or nothing could be written"
 
 
 @dataclass(frozen=True)

@@ -10,17 +10,18 @@ from plumbline.launcher.runtime.system.threads import NAME, host_threads
 NVIDIA = "nvidia0"
 GPU_FILES = (NVIDIA, "kfd", "dxg")
 """Files in /dev that show a GPU: of NVIDIA, of AMD, or of the Windows host of WSL."""
-OF_SLURM = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_ID")
+OF_SLURM = {"RANK": "SLURM_PROCID", "LOCAL_RANK": "SLURM_LOCALID", "WORLD_SIZE": "SLURM_STEP_NUM_TASKS"}
+"""Variables that srun sets for each task of a step; a batch script has some of them, but no SLURM_STEP_ID."""
 HIDDEN = ("", "-1", "NoDevFiles")
 """Values of CUDA_VISIBLE_DEVICES that hide all GPUs; Slurm sets the last for a task without GPUs."""
 
 
 def slurm_ranks(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the rank's three torch.distributed variables under a bare `srun`, or none if a launcher has set them."""
-    if "RANK" in environment or any(name not in environment for name in OF_SLURM):
+    needed = (*OF_SLURM.values(), "SLURM_STEP_ID")
+    if "RANK" in environment or any(name not in environment for name in needed):
         return {}
-    size = environment.get("SLURM_STEP_NUM_TASKS") or environment["SLURM_NTASKS"]
-    return {"RANK": environment["SLURM_PROCID"], "LOCAL_RANK": environment["SLURM_LOCALID"], "WORLD_SIZE": size}
+    return {name: environment[its] for name, its in OF_SLURM.items()}
 
 
 def has_gpus(devices: Path = Path("/dev"), files: Sequence[str] = GPU_FILES) -> bool:

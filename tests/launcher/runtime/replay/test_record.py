@@ -60,6 +60,19 @@ def test_what_an_honest_run_wrote_is_read(run: Path) -> None:
     assert [record.ranks_at(step) for step in (1, 4, 5, 8)] == [2, 2, 1, 1]
 
 
+@pytest.mark.parametrize(("from_step", "begun", "found"), [(0, 1, False), (4, 5, True), (4, 1, False)])
+def test_a_chain_begins_where_its_run_does(run: Path, from_step: int, begun: int, found: bool) -> None:
+    """It is written anew here, with hashes that agree: only what is missing tells. A branch begins later."""
+    write_json_lines(run / STARTS, [start_at(from_step if begun == 1 else 0, 2)])
+    (run / CHAIN).unlink()
+    chain = ChainFile(run, 0)
+    for step in range(from_step + 1, STEPS + 1):
+        chain.add_step(Step(step, f"{step:064x}", 3.0 - 0.1 * step, 0.5))
+    chain.close()
+    told = [Difference(1, "chain", f"{CHAIN} begins at step {begun}, and the run at step 1")]
+    assert contradictions(read_record(run)) == (told if found else [])
+
+
 def test_steps_that_were_made_again_after_a_return_are_those_of_the_ranks_that_went_back(run: Path) -> None:
     copied, made = (
         Intervention(time, "loss_spike", "the loss is 9", 3, 6, back_to=2, skipped=(2, 6))
