@@ -300,7 +300,7 @@ def test_what_is_no_run_is_one_error(command: Command, tmp_path: Path) -> None:
     done = command("status", tmp_path)
     assert done.returncode == 2
     assert (
-        done.stderr == f"error: {tmp_path}: no run was ever begun there; give a run folder, such as runs/quickstart\n"
+        done.stderr == f"error: {tmp_path}: no run was ever begun there; give the folder of a run or of a sweep\n"
     )
     done = command("status", tmp_path / "nowhere")
     assert done.returncode == 2

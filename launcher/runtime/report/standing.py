@@ -108,7 +108,7 @@ def runs_of(folder: Path) -> list[Path]:
         return [folder]
     found = sorted(filter(is_run, root.iterdir() if root.is_dir() else ()))  # glob takes a closed folder for empty
     if not found:
-        raise ValueError(f"{folder.resolve()}: no run was ever begun there; give a run folder, such as runs/quickstart")
+        raise ValueError(f"{folder.resolve()}: no run was ever begun there; give the folder of a run or of a sweep")
     return found
 
 
