@@ -299,9 +299,7 @@ def test_every_exit_code_and_its_state_is_in_the_table() -> None:
 def test_what_is_no_run_is_one_error(command: Command, tmp_path: Path) -> None:
     done = command("status", tmp_path)
     assert done.returncode == 2
-    assert (
-        done.stderr == f"error: {tmp_path}: no run was ever begun there; give the folder of a run or of a sweep\n"
-    )
+    assert done.stderr == f"error: {tmp_path}: no run was ever begun there; give the folder of a run or of a sweep\n"
     done = command("status", tmp_path / "nowhere")
     assert done.returncode == 2
     assert "no such file or folder" in done.stderr

@@ -91,6 +91,8 @@ class SizeSummary:
     seeds: dict[int, Curve]
     diverged: dict[float, list[int]]
     """Learning rate -> seeds that diverged there."""
+    unfinished: dict[float, list[int]]
+    """Learning rate -> seeds without a loss that did not diverge: they failed, or are not finished."""
     best: Optimum
     penalty: Penalty | None = None
     """None if the optimum of base or size is not resolved, or the base's lies outside this size's grid."""
@@ -240,13 +242,14 @@ def _size(results: Sequence[Result]) -> SizeSummary:
     """Return losses and optimum of one size of one curve."""
     seeds: dict[int, Curve] = {}
     diverged: dict[float, list[int]] = {}
+    unfinished: dict[float, list[int]] = {}
     for result in results:
         curve = seeds.setdefault(result.seed, {})
         if result.outcome.loss is not None:
             curve[result.lr] = result.outcome.loss
-        elif result.outcome.diverged:
-            diverged.setdefault(result.lr, []).append(result.seed)
-    return SizeSummary(_points(results, seeds), seeds, diverged, optimum(seeds))
+        else:
+            (diverged if result.outcome.diverged else unfinished).setdefault(result.lr, []).append(result.seed)
+    return SizeSummary(_points(results, seeds), seeds, diverged, unfinished, optimum(seeds))
 
 
 def _points(results: Sequence[Result], seeds: dict[int, Curve]) -> list[LrPoint]:
@@ -372,7 +375,9 @@ def _row(size: SizeSummary) -> str:
         notes += [
             f"a rough fit, of rates over an octave apart: the lowest measured is {lowest[0]:.4f} at {lowest[1]:g}"
         ]
-    notes += [f"{lr:g} diverged (seeds {', '.join(map(str, seeds))})" for lr, seeds in size.diverged.items()]
+    for ended, those in (("diverged", size.diverged), ("not finished", size.unfinished)):
+        if those:
+            notes += [f"{ended}: {', '.join(f'{lr:g} (seeds {_listed(seeds)})' for lr, seeds in those.items())}"]
     if size.intervals is not None:
         moved, costs = _range(size.intervals.shift, "+.2f"), _range(size.intervals.penalty, ".4f")
         notes += [f"shift {moved} octaves, lost {costs}: nominal 95 % of a bootstrap"]
@@ -386,6 +391,10 @@ def _row(size: SizeSummary) -> str:
         f"{'-' if lost is None else _with_error(lost.nats, lost.error, '.4f'):>19}"
         f"{''.join(f'  {note}' for note in notes)}"
     )
+
+
+def _listed(seeds: Sequence[int]) -> str:
+    return ", ".join(map(str, seeds))
 
 
 def _is_coarse(size: SizeSummary) -> bool:

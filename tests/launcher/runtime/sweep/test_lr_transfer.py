@@ -132,8 +132,21 @@ def test_a_diverged_seed_takes_its_learning_rate_out_of_the_mean_and_is_named() 
     assert losses[2.0**-5] is None
     assert losses[2.0**-7] == pytest.approx(3.05)
     assert size.diverged == {2.0**-6: [2], 2.0**-5: [2]}
+    assert size.unfinished == {}
     assert size.best.optimum == pytest.approx(-8.0)
     assert not size.best.edge
+
+
+def test_rates_that_are_not_finished_are_named_beside_those_that_diverged() -> None:
+    cells = results(lambda x, width, _, seed: None if width == 256 and seed == 2 and x > -5.5 else parabola(x, -8.0))
+    pending = [
+        replace(cell, outcome=RunOutcome("failed")) if (cell.lr, cell.seed) in {(2.0**-6, 1), (2.0**-6, 3)} else cell
+        for cell in cells
+    ]
+    summary = summarize(SETTINGS, pending)
+    assert summary.families["width"]["sp"].sizes[256].unfinished == {2.0**-6: [1, 3]}
+    row = next(line for line in lines(summary) if line.strip().startswith("256 sp"))
+    assert row.endswith("  diverged: 0.03125 (seeds 2)  not finished: 0.015625 (seeds 1, 3)")
 
 
 def test_an_optimum_beside_divergence_is_unresolved() -> None:
@@ -180,14 +193,14 @@ DOCUMENT = (
 OF_64 = (
     '{"points": [{"lr": 0.125, "loss": 7.0, "error": null}, {"lr": 0.25, "loss": 4.0, "error": null}, '
     '{"lr": 0.5, "loss": 3.0, "error": null}, {"lr": 1.0, "loss": 4.0, "error": null}], "seeds": {"1": {"0.125": 7.0, '
-    '"0.25": 4.0, "0.5": 3.0, "1.0": 4.0}}, "diverged": {}, "optimum": -1.0, "optimum_error": null, '
+    '"0.25": 4.0, "0.5": 3.0, "1.0": 4.0}}, "diverged": {}, "unfinished": {}, "optimum": -1.0, "optimum_error": null, '
     '"optimum_of_seed": {"1": -1.0}, "edge": false, "optimum_of_mean": -1.0, "loss": 3.0, "loss_error": null, '
     '"resolved": true, "penalty": {"nats": 0.0, "error": null}}'
 )
 OF_128 = (
     '{"points": [{"lr": 0.125, "loss": 4.0, "error": null}, {"lr": 0.25, "loss": 3.0, "error": null}, '
     '{"lr": 0.5, "loss": 4.0, "error": null}, {"lr": 1.0, "loss": null, "error": null}], "seeds": {"1": {"0.125": 4.0, '
-    '"0.25": 3.0, "0.5": 4.0}}, "diverged": {"1.0": [1]}, "optimum": -2.0, "optimum_error": null, '
+    '"0.25": 3.0, "0.5": 4.0}}, "diverged": {"1.0": [1]}, "unfinished": {}, "optimum": -2.0, "optimum_error": null, '
     '"optimum_of_seed": {"1": -2.0}, "edge": false, "optimum_of_mean": -2.0, "loss": 3.0, "loss_error": null, '
     '"resolved": true, "penalty": {"nats": 1.0, "error": null}}'
 )
