@@ -55,6 +55,26 @@ def test_training_goes_on_while_a_snapshot_waits(
     assert [step(engine, inputs, number) for number in (1, 2)] == losses
 
 
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_going_back_leaves_no_second_state_in_memory(
+    stage: int, tiny_config: Path, tmp_path: Path, inputs: Inputs, world: World
+) -> None:
+    """DeepSpeed keeps views of the state of its first step: another one beside it would stay on the device for good."""
+    config = load_config(tiny_config, [f"deepspeed.zero_stage={stage}"])
+    engine = DeepSpeedEngine(config, world)
+    step(engine, inputs, 0)
+    states = [value for state in engine.optimizer_state.values() for value in state.values() if value.dim()]
+    before = {value.data_ptr(): value.clone() for value in states}
+    assert sum(value.numel() for value in states) >= 2 * sum(piece.length for piece in engine.pieces())
+    saved = save(engine, config, state_after(1, inputs), tmp_path / "checkpoints", world)
+    step(engine, inputs, 1)
+    del states
+    resume.load(engine, saved)
+    after = [value for state in engine.optimizer_state.values() for value in state.values() if value.dim()]
+    assert {value.data_ptr() for value in after} == set(before)
+    assert all(value.equal(before[value.data_ptr()]) for value in after)
+
+
 def test_what_is_written_is_not_read_again_and_every_folder_is_flushed(
     engine: Engine, config: Config, inputs: Inputs, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

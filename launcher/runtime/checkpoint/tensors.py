@@ -14,7 +14,7 @@ to read a checkpoint.
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -136,7 +136,8 @@ def restore(engine: Engine, folder: Path, heartbeat: Heartbeat) -> None:
             if piece.length:
                 piece.of(piece.shard).copy_(saved.read(WEIGHT, piece.name, piece.start, piece.length))
                 if piece.trained:
-                    _read_state(piece, saved, state.setdefault(piece.shard, {}), folder)
+                    there = engine.optimizer_state.get(piece.shard, {})
+                    _read_state(piece, saved, state.setdefault(piece.shard, {}), there, folder)
                 heartbeat()
         engine.optimizer_state.clear()
         engine.optimizer_state.update(state)
@@ -155,11 +156,17 @@ def _check_shapes(pieces: Sequence[Piece], saved: SavedTensors, folder: Path) ->
         raise CheckpointError(f"{folder}: holds other tensors than this model has: {different[:3]}")
 
 
-def _read_state(piece: Piece, saved: SavedTensors, state: dict[str, Any], folder: Path) -> None:
-    """Copy this rank's part of a tensor's optimizer state into the state of its shard."""
+def _read_state(
+    piece: Piece, saved: SavedTensors, state: dict[str, Any], there: Mapping[str, Any], folder: Path
+) -> None:
+    """Copy this rank's part of a tensor's optimizer state into the new state of its shard.
+
+    If training goes back, the tensors that are `there` are written again: DeepSpeed keeps views of them.
+    """
     for kind in sorted(saved.kinds[piece.name] - {WEIGHT, AVERAGE}):
-        if kind not in state:  # allocated by the first tensor of a shard for all
-            state[kind] = torch.zeros_like(piece.shard, requires_grad=False)
+        if kind not in state:  # by the first tensor of a shard for all
+            fits = isinstance(there.get(kind), Tensor) and there[kind].shape == piece.shard.shape
+            state[kind] = there[kind].zero_() if fits else torch.zeros_like(piece.shard, requires_grad=False)
         piece.of(state[kind]).copy_(saved.read(kind, piece.name, piece.start, piece.length))
     for kind, value in saved.whole(piece.name).items():
         value = value.to(piece.shard.device) if isinstance(value, Tensor) else value
