@@ -165,7 +165,8 @@ class PrunedAttention(SoftmaxAttention):
         if context.kept is not None:
             context.kept.shares.append(share)
         dropout = self.dropout if self.training else 0.0
-        mixed = fused_attention(query, key, value, bias[:, None].to(query.dtype), self.scale, dropout)
+        mask = bias[:, None].to(query.dtype)
+        mixed = fused_attention(query, key, value, mask, self.scale, dropout, causal=False, as_on_gpu=query.is_cuda)
         return self.o_proj(mixed.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
 
 

@@ -38,6 +38,8 @@ def _qk_norm_start(model: ModelConfig) -> float:
 class SoftmaxAttention(Attention):
     """Attend [B, T, hidden_size] -> [B, T, hidden_size]; the parameterization decides the scale of the logits."""
 
+    counts_for_gpu = False
+    """Whether to make what a GPU makes on other devices too, to count its memory."""
     tensors = (
         *matrix_rules("q_proj", "width", "query", _qk_trains),
         *matrix_rules("k_proj", "width", "key_value", _qk_trains),
@@ -129,7 +131,8 @@ class SoftmaxAttention(Attention):
             causal = False  # separate: compiled for any length, one expression is symbolic, which the kernel refuses
         if self.cap is not None or self.sinks is not None:
             return explicit_attention(query, key, value, context.mask, self.scale, self.cap, self.sinks, dropout)
-        return fused_attention(query, key, value, context.mask, self.scale, dropout, causal)
+        as_on_gpu = value.is_cuda or self.counts_for_gpu
+        return fused_attention(query, key, value, context.mask, self.scale, dropout, causal, as_on_gpu)
 
     def forward(self, x: Tensor, context: AttentionContext, cache: LayerCache | None = None) -> Tensor:
         """Attend from the T tokens of x to themselves and to the cached tokens."""
@@ -149,7 +152,14 @@ class SoftmaxAttention(Attention):
 
 
 def fused_attention(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float, dropout: float, causal: bool = False
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    scale: float,
+    dropout: float,
+    causal: bool,
+    as_on_gpu: bool,
 ) -> Tensor:
     """Compute attention with the kernel that torch chooses; shapes are those of `explicit_attention`.
 
@@ -161,21 +171,15 @@ def fused_attention(
         scale: of the logits.
         dropout: rate on the map.
         causal: without a mask, whether tokens only see earlier ones.
+        as_on_gpu: whether to repeat shared heads where a GPU would else materialise the whole map: its flash kernel
+            alone supports them, and takes neither a mask nor fp32.
     """
     shared = query.size(1) != key.size(1)
-    if shared and _writes_out_shared(value, mask):
+    if shared and as_on_gpu and (mask is not None or value.dtype == torch.float32):
         key, value, shared = _repeated(key, query.size(1)), _repeated(value, query.size(1)), False
     return F.scaled_dot_product_attention(
         query, key, value, attn_mask=mask, dropout_p=dropout, is_causal=causal, scale=scale, enable_gqa=shared
     )
-
-
-def _writes_out_shared(value: Tensor, mask: Tensor | None) -> bool:
-    """Return whether grouped heads may fall back from a fused kernel to one that materialises the whole map.
-
-    On a GPU only the flash kernel supports them, and it takes neither a mask nor fp32.
-    """
-    return value.is_cuda and (mask is not None or value.dtype == torch.float32)
 
 
 def _repeated(shared: Tensor, heads: int) -> Tensor:

@@ -67,7 +67,7 @@ def make_way(arguments: argparse.Namespace, device: torch.device, mask: str, in_
             if isinstance(seen, BlockMask):
                 found = block_sparse_attention(query, key, value, seen, scale)
             else:
-                found = fused_attention(query, key, value, seen, scale, dropout=0.0, causal=seen is None)
+                found = fused_attention(query, key, value, seen, scale, 0.0, seen is None, query.is_cuda)
             found.sum().backward()
 
     return partial(attend, *inputs)

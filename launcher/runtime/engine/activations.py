@@ -92,6 +92,7 @@ def _keep_as_on_gpu(model: TrainedLM) -> None:
             setattr(module, "forward", partial(_fused_norm, module))  # noqa: B010 - a method, to mypy
         elif isinstance(module, SoftmaxAttention):
             module.dropout = 0.0  # the flash kernel draws it again and saves no mask
+            module.counts_for_gpu = True
 
 
 @contextmanager
@@ -114,8 +115,8 @@ def activation_bytes(config: Config, micro_batch: int, stage: int, recomputed: R
 
     Blocks are counted uncompiled; compiled ones save less. The loss counts as compiled on a GPU that compiles it, and
     float8 layers count as bf16. For a deep model with one pass through its blocks, two shallow models are counted and
-    extrapolated: each further PERIOD adds as much. Block masks are negligible, but an evaluation materializes the mask,
-    and may then take more.
+    extrapolated: each further PERIOD adds as much. An evaluation materializes masks, of which training has blocks that
+    are negligible, and the logits of tasks. It may then take more.
 
     Args:
         config: the run.
@@ -124,10 +125,12 @@ def activation_bytes(config: Config, micro_batch: int, stage: int, recomputed: R
         recomputed: what the backward pass computes again.
         on_gpu: count what GPU kernels save, rather than CPU kernels.
     """
-    unmasked = _without_masks(config)
-    if on_gpu and unmasked != config and masks_in_blocks(config, torch.device("cuda")):
-        trained = activation_bytes(unmasked, micro_batch, stage, recomputed, on_gpu)
-        return max(trained, masks_written_out(config, micro_batch))
+    in_blocks = on_gpu and masks_in_blocks(config, torch.device("cuda"))
+    trained = _trained_bytes(_without_masks(config) if in_blocks else config, micro_batch, stage, recomputed, on_gpu)
+    return max(trained, masks_written_out(config) + _logits_of_tasks(config))
+
+
+def _trained_bytes(config: Config, micro_batch: int, stage: int, recomputed: Recomputed, on_gpu: bool) -> int:
     depth = config.model.num_hidden_layers
     more = depth % PERIOD + 2 * PERIOD
     # Other objectives pass through the blocks more than once, and the place of their peak may change with depth
@@ -149,15 +152,26 @@ def _without_masks(config: Config) -> Config:
     return config.model_copy(update={"model": model})
 
 
-def masks_written_out(config: Config, micro_batch: int) -> int:
-    """Return the peak bytes of a text micro-batch's mask, while it is made or as the bf16 bias that kernels take."""
+def masks_written_out(config: Config) -> int:
+    """Return the peak bytes of an evaluated micro-batch's mask, while it is made or as the bf16 bias of kernels.
+
+    Evaluation has `data.micro_batch_size` sequences, also where the ranks of a training step divide fewer.
+    """
     memory = LiveMemory()
     with FakeTensorMode(), memory:
-        numbers = torch.zeros(micro_batch, config.data.sequence_length, dtype=torch.int32)
+        numbers = torch.zeros(config.data.micro_batch_size, config.data.sequence_length, dtype=torch.int32)
         documents = numbers if config.model.document_mask else None
         mask = attention_context(config.model, numbers, 0, documents, torch.bfloat16).mask
         assert isinstance(mask, Tensor | None), "no blocks were asked for"
         return max(memory.peak, 0 if mask is None else 3 * mask.numel())  # itself and the bias
+
+
+def _logits_of_tasks(config: Config) -> int:
+    """Return the bytes of the logits of an evaluated task, in fp32 and as they are copied for the loss."""
+    data = config.data
+    if not data.held_out_tasks:
+        return 0
+    return 8 * data.micro_batch_size * data.sequence_length * config.model.vocab_size
 
 
 def count_activations(config: Config, micro_batch: int, stage: int, recomputed: Recomputed, on_gpu: bool) -> int:

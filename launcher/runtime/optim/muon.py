@@ -33,6 +33,10 @@ class ShardedMatrix(MatrixPieces):
 
     owner: int
 
+    def of(self, rank: int) -> slice:
+        """Return where a rank's piece is in its shard."""
+        return slice(self.starts[rank], self.starts[rank] + self.lengths[rank])
+
 
 class ShardedMuon(WholeMatrixOptimizer):
     """Update flat shards by Muon with Nesterov momentum, its update scaled to AdamW's RMS.
@@ -63,12 +67,12 @@ class ShardedMuon(WholeMatrixOptimizer):
                 if not state:
                     state["momentum_buffer"] = torch.zeros_like(shard)
                 momentum = state["momentum_buffer"].lerp_(shard.grad, 1 - group["momentum"])
-                update = shard.grad.lerp(momentum, group["momentum"])
                 shard.mul_(1 - group["lr"] * group["weight_decay"])
                 for matrices in self.rounds[shard]:
-                    for matrix, step in zip(matrices, orthogonal_steps(update, matrices, self.rank), strict=True):
-                        start, length = matrix.starts[self.rank], matrix.lengths[self.rank]
-                        shard[start : start + length].add_(step, alpha=group["lr"])
+                    mine = [matrix.of(self.rank) for matrix in matrices]
+                    updates = [shard.grad[piece].lerp(momentum[piece], group["momentum"]) for piece in mine]
+                    for piece, step in zip(mine, orthogonal_steps(updates, matrices, self.rank), strict=True):
+                        shard[piece].add_(step, alpha=group["lr"])
 
 
 def assign_owners(matrices: Iterable[MatrixPieces]) -> list[ShardedMatrix]:
@@ -90,13 +94,13 @@ def in_rounds(layout: Sequence[ShardedMatrix], ranks: int) -> list[list[ShardedM
     return [[matrix for matrix in column if matrix is not None] for column in zip_longest(*by_owner)]
 
 
-def orthogonal_steps(update: Tensor, matrices: Sequence[ShardedMatrix], rank: int) -> Sequence[Tensor]:
+def orthogonal_steps(updates: Sequence[Tensor], matrices: Sequence[ShardedMatrix], rank: int) -> Sequence[Tensor]:
     """Return this rank's pieces of the orthogonalised updates, in fp32: the change of the weights at lr = 1.
 
     Collective.
 
     Args:
-        update: this rank's pieces of all updates, with the layout of its shard.
+        updates: this rank's piece of each matrix's update.
         matrices: one round: at most one per owner, in the order of owners.
         rank: this rank.
     """
@@ -105,8 +109,7 @@ def orthogonal_steps(update: Tensor, matrices: Sequence[ShardedMatrix], rank: in
     owned = next((matrix for matrix in matrices if matrix.owner == rank), None)
     incoming = [0] * len(outgoing) if owned is None else list(owned.lengths)
 
-    pieces = [update[matrix.starts[rank] :][: matrix.lengths[rank]] for matrix in matrices]
-    whole = _exchange(torch.cat(pieces).bfloat16(), outgoing, incoming).float()  # in rank order, so row by row
+    whole = _exchange(torch.cat([*updates]).bfloat16(), outgoing, incoming).float()  # in rank order, so row by row
     step = whole if owned is None else orthogonal_step(whole.view(owned.shape)).flatten()
     found: Sequence[Tensor] = _exchange(step, incoming, outgoing).split([matrix.lengths[rank] for matrix in matrices])
     return found

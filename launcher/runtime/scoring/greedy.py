@@ -8,7 +8,7 @@ from torch import Tensor
 from plumbline.model.objectives.objective import Batch
 
 
-def decode_answers(logits_of: Callable[[Batch], Tensor], batch: Batch, logits: Tensor, count: int) -> Tensor:
+def decode_answers(predict: Callable[[Batch], Tensor], batch: Batch, best: Tensor, count: int) -> Tensor:
     """Return the first `count` tokens [B, count] that a model generates where the labels of each row begin.
 
     Every token takes one more pass over the whole batch, so that all ranks make the same passes. The labels are kept,
@@ -16,13 +16,13 @@ def decode_answers(logits_of: Callable[[Batch], Tensor], batch: Batch, logits: T
     beyond the end of a row.
 
     Args:
-        logits_of: returns the logits after each token of a batch, [B, T, V].
+        predict: returns the most likely token after each token of a batch, [B, T].
         batch: one example in each row.
-        logits: the result of `logits_of` for the batch.
+        best: the result of `predict` for the batch.
         count: at least 1.
     """
     tokens, labels, documents, positions = (
-        batch[name].to(logits.device, copy=True) for name in ("input_ids", "labels", "document_ids", "positions")
+        batch[name].to(best.device, copy=True) for name in ("input_ids", "labels", "document_ids", "positions")
     )
     start = (labels >= 0).int().argmax(1, keepdim=True)  # [B, 1]
     place = torch.arange(tokens.size(1), device=tokens.device).expand_as(tokens)
@@ -34,9 +34,9 @@ def decode_answers(logits_of: Callable[[Batch], Tensor], batch: Batch, logits: T
     for step in range(count):
         if step:
             read = {"input_ids": tokens, "labels": labels, "document_ids": documents, "positions": positions}
-            logits = logits_of({**batch, **read})
+            best = predict({**batch, **read})
         here = (start + step).clamp_max(tokens.size(1) - 1)
-        token = logits.argmax(-1).gather(1, here)  # [B, 1]
+        token = best.gather(1, here)  # [B, 1]
         said.append(token)
         tokens = torch.where(place == start + step + 1, token, tokens)
     return torch.cat(said, dim=1)

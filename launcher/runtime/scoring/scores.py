@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import astuple, dataclass, field, fields, replace
-from functools import partial
 from itertools import islice
 from typing import Protocol
 
@@ -145,17 +144,22 @@ def held_out_loss(
     sums: LossSums = AnswerSums() if split.has_answers else LossSums()
     own = split.task.own_scores if isinstance(split, TaskStream) else None
     judged = [0.0] * (0 if own is None else len(own.scores))
-    predict = partial(scorer.logits, thinking=thinking)
+
+    def predict(batch: Batch) -> Tensor:
+        return scorer.logits(batch, thinking).argmax(-1)
+
     for batch in batches:
         if not split.has_answers:
             sums += scorer.evaluate(batch, thinking)
             continue
-        logits = predict(batch)
+        logits = scorer.logits(batch, thinking)
         found = answer_sums(logits, batch["labels"].to(logits.device))
+        best = logits.argmax(-1)
+        del logits  # or they stay in memory while those of the next pass are made
         sums += found
         if own is not None:
             solved = not reduce([found.examples - found.right_examples])[0]
-            more = _judge(own, batch, predict, None if solved else logits)
+            more = _judge(own, batch, predict, None if solved else best)
             judged = [total + value for total, value in zip(judged, more, strict=True)]
     totals = iter(reduce([*astuple(sums), *judged]))
     scores = type(sums)(*islice(totals, len(fields(sums)))).result(split)
@@ -165,7 +169,7 @@ def held_out_loss(
     return replace(scores, own=dict(zip(own.scores, means, strict=True)))
 
 
-def _judge(own: OwnScores, batch: Batch, predict: Callable[[Batch], Tensor], logits: Tensor | None) -> list[float]:
+def _judge(own: OwnScores, batch: Batch, predict: Callable[[Batch], Tensor], best: Tensor | None) -> list[float]:
     """Return the sums of a task's own scores over a batch.
 
     If every token of an answer has the largest logit, greedy decoding gives that answer. If any rank has other answers,
@@ -174,11 +178,11 @@ def _judge(own: OwnScores, batch: Batch, predict: Callable[[Batch], Tensor], log
     Args:
         own: the scores.
         batch: one example in each row.
-        predict: returns the logits after each token of a batch.
-        logits: those of this batch, or None if the answers of all ranks are right.
+        predict: returns the most likely token after each token of a batch.
+        best: those of this batch, or None if the answers of all ranks are right.
     """
     answers = [[label for label in row if label >= 0] for row in batch["labels"].tolist()]
-    said = answers if logits is None else decode_answers(predict, batch, logits, own.longest_answer).tolist()
+    said = answers if best is None else decode_answers(predict, batch, best, own.longest_answer).tolist()
     rows = zip(batch["sample_index"].tolist(), said, answers, strict=True)
     values = [own.judge(number, mine, true) for number, mine, true in rows if true]
     return [sum(row[place] for row in values) for place in range(len(own.scores))]

@@ -121,7 +121,7 @@ def test_heads_that_no_kernel_shares_have_keys_and_values_of_their_own(
     ids = document_ids("few", LENGTH)
     assert ids is not None
     shared = seeing(model, ids, False)
-    monkeypatch.setattr(softmax, "_writes_out_shared", lambda _value, _mask: True)
+    monkeypatch.setattr(softmax.SoftmaxAttention, "counts_for_gpu", True)
     kernel = torch.nn.functional.scaled_dot_product_attention
 
     def own(query: Tensor, key: Tensor, value: Tensor, *, enable_gqa: bool, **options: object) -> Tensor:

@@ -12,6 +12,7 @@ from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.activations import activation_bytes, count_activations
 from plumbline.launcher.runtime.engine.build import blocks_of, build_model
+from plumbline.model.attention.softmax import SoftmaxAttention
 from plumbline.model.objectives.objective import TrainedLM
 from plumbline.model.parameterization.tensors import freeze
 from plumbline.model.recomputation import Recomputed, recompute
@@ -178,13 +179,48 @@ def test_a_norm_whose_weight_has_another_dtype_is_fused_on_no_gpu(tiny_config: P
 def test_masks_in_blocks_take_nothing_until_an_evaluation_writes_them_out(tiny_config: Path) -> None:
     def taken(length: int, *typed: str) -> int:
         shape = [f"data.sequence_length={length}", f"model.max_position_embeddings={length}", "model.vocab_size=512"]
-        config = load_config(tiny_config, [*shape, "deepspeed.precision=bf16", "model.head_dim=16", *typed])
-        return activation_bytes(config, 1, 1, "none", on_gpu=True)
+        shape += ["data.micro_batch_size=2", "deepspeed.precision=bf16", "model.head_dim=16"]
+        return activation_bytes(load_config(tiny_config, [*shape, *typed]), 1, 1, "none", on_gpu=True)
 
     masked = "model.document_mask=true"
     assert taken(512, masked) == taken(512)
     assert taken(512, masked, "train.block_masks=false") > taken(512)
     assert taken(512, masked, "train.compile=false") > taken(512)
-    # Three maps of one byte: the triangle, which documents are the same, and both
-    assert taken(16_384, masked) == pytest.approx(3 * 16_384**2, rel=0.01) != taken(16_384)
+    # Three maps of one byte: the triangle, which documents are the same, and both; an evaluation has both sequences
+    assert taken(16_384, masked) == pytest.approx(2 * 3 * 16_384**2, rel=0.01) != taken(16_384)
     assert taken(16_384, "model.sliding_window=64") > 8 * 16_384**2 > taken(16_384), "distances are of 8 bytes"
+
+
+def test_an_evaluated_task_takes_all_of_its_logits_at_once(tiny_config: Path) -> None:
+    """Training makes them in chunks, of which tokens without a label are left out."""
+    source = "{task: {name: star_graph, arms: 2, path_length: 4, nodes: 12}}"
+    shape = ["model.vocab_size=50304", "data.micro_batch_size=64", "train.activation_checkpointing=full"]
+    trained, scored = (
+        activation_bytes(load_config(tiny_config, [*shape, *typed]), 1, 1, "full", on_gpu=True)
+        for typed in ([], [f"data.validation=[{source}]"])
+    )
+    assert scored == pytest.approx(64 * 32 * 50304 * 8, rel=0.01)
+    assert trained < scored / 4
+
+
+@pytest.mark.parametrize(
+    ("typed", "repeats"),
+    [
+        (["deepspeed.precision=fp32"], True),
+        (["deepspeed.precision=bf16"], False),
+        (["deepspeed.precision=bf16", "model.document_mask=true", "train.block_masks=false"], True),
+    ],
+)
+def test_shared_heads_are_repeated_where_a_gpu_repeats_them(
+    tiny_config: Path, monkeypatch: pytest.MonkeyPatch, typed: list[str], repeats: bool
+) -> None:
+    """In fp32, or with a mask that is written out, keys and values of each block are kept for each head of queries."""
+    heads = ["model.num_attention_heads=8", "model.num_key_value_heads=1", "model.head_dim=16"]
+    config = load_config(tiny_config, [*SHAPE, *heads, *typed])
+    size = 4 if "deepspeed.precision=fp32" in typed else 2
+    repeated = 4 * 2 * MICRO_BATCH * 8 * 128 * 16 * size  # blocks, keys and values, sequences, heads, tokens, channels
+    counted = activation_bytes(config, MICRO_BATCH, 1, "none", on_gpu=True)
+    ignored = property(lambda _self: False, lambda _self, _value: None)
+    monkeypatch.setattr(SoftmaxAttention, "counts_for_gpu", ignored)
+    without = activation_bytes(config, MICRO_BATCH, 1, "none", on_gpu=True)
+    assert counted - without == pytest.approx(repeated if repeats else 0, rel=0.2)
