@@ -12,6 +12,7 @@ from plumbline.launcher.runtime.doctor.check import EVERYWHERE, Facts, Finding, 
 
 WIDTH = 4096
 REPEATS = 20
+WARM_UP = 0.2  # seconds of products before those that are timed: an idle GPU has a low clock
 SLOW, BROKEN = 0.8, 0.5
 """Fractions of the median speed below which a GPU causes a warning, and counts as bad."""
 MOSTLY_FREE = 0.9
@@ -59,11 +60,15 @@ def matrix_product(device: torch.device, width: int) -> tuple[bool, float]:
     weights = torch.arange(1, width + 1, dtype=torch.float64)
     is_right = torch.equal(product.to("cpu", torch.float64) @ weights, left @ (right @ weights))
     _synchronize(device)
-    began = time.perf_counter()
-    for _ in range(REPEATS):
-        torch.matmul(a, b, out=product)
-    _synchronize(device)
-    return is_right, 2 * width**3 * REPEATS / (time.perf_counter() - began) / 1e12
+    began = before = time.perf_counter()
+    while True:
+        for _ in range(REPEATS):
+            torch.matmul(a, b, out=product)
+        _synchronize(device)
+        now = time.perf_counter()
+        if now - began > WARM_UP:
+            return is_right, 2 * width**3 * REPEATS / (now - before) / 1e12
+        before = now
 
 
 def _synchronize(device: torch.device) -> None:
