@@ -26,6 +26,7 @@ from plumbline.launcher.runtime.cluster.attempts import (
     once_the_disk_is_back,
     read_limit,
 )
+from plumbline.launcher.runtime.cluster.deadline import read_notice
 from plumbline.launcher.runtime.commands import cli
 from plumbline.launcher.runtime.config.written import read_run
 from plumbline.launcher.runtime.run.interventions import went_back_past
@@ -66,7 +67,7 @@ def progress(text: str) -> Progress:
 def main() -> int:
     """Print what is saved, or decide about the attempt that ended."""
     arguments = parse_arguments()
-    limit = read_limit()  # read before the first attempt too, so that a mistake is reported while the user is watching
+    limit, _ = read_limit(), read_notice()  # before the first attempt too, to report a mistake while the user watches
     run, tally, saved = once_the_disk_is_back(partial(look, arguments))
     if arguments.code is None:
         print(",".join(map(str, saved)))
@@ -89,7 +90,7 @@ def main() -> int:
     rolled_back = False
     if run is not None and saved < arguments.before:
         rolled_back = once_the_disk_is_back(partial(went_back_past, run, arguments.before[0]))
-    attempt = EndedAttempt(code, arguments.before, saved, rolled_back)
+    attempt = EndedAttempt(code, arguments.before, saved, rolled_back, job.preempted)
     decision = once_the_disk_is_back(partial(decide, attempt, tally, limit))
     if not decision.requeue:
         note_end(run, code)

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 
-from plumbline.launcher.runtime.cluster.slurm_queue import waiting_jobs
+from plumbline.launcher.runtime.cluster.slurm_queue import queued_jobs
 from plumbline.launcher.runtime.commands import cli
 from plumbline.launcher.runtime.report.standing import Standing, look, runs_of
 from plumbline.launcher.runtime.run.ledger import BUCKETS, goodput, total
@@ -44,8 +44,8 @@ def main() -> None:
     """Read the state of each run and print it."""
     arguments = parse_arguments()
     folders = [run for folder in arguments.runs or [Path("runs")] for run in runs_of(folder)]
-    waiting = waiting_jobs()
-    found = [look(folder, waiting) for folder in folders]
+    jobs = queued_jobs()
+    found = [look(folder, jobs) for folder in folders]
     if arguments.json:
         cli.print_json({"runs": [{**run.to_json(), "cells": names_of(run.folder)} for run in found]})
         return

@@ -31,7 +31,7 @@ from pathlib import Path
 
 from plumbline.launcher.runtime.commands import cli
 from plumbline.launcher.runtime.sweep.advance import one_of_several
-from plumbline.launcher.runtime.system.exit_codes import REQUEUE
+from plumbline.launcher.runtime.system.exit_codes import ELSEWHERE, REQUEUE
 from plumbline.launcher.runtime.system.node_folder import use_node_folder
 from plumbline.launcher.runtime.system.signals import StopRequest
 
@@ -101,7 +101,7 @@ from plumbline.launcher.runtime.sweep.training import intention, report_failed, 
 from plumbline.launcher.runtime.system.log import LOG
 from plumbline.launcher.runtime.trackers import caution_of_trackers
 
-FAILED, ELSEWHERE = 1, 4  # exit codes
+FAILED = 1  # exit code
 
 
 def main() -> int:

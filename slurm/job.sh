@@ -31,9 +31,11 @@ launch=("${run[@]}" "$python")
 export PYTHONUNBUFFERED=1 # a log line appears when it is printed, and is not lost when a rank is killed
 
 # When the time is over: for ranks in containers, which cannot ask, and since older versions of Slurm do not say it.
-# Of a task of an array, not of the array: the last of its tasks has the array's number.
-job="${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}"
-if end="$(SLURM_TIME_FORMAT=%s squeue --noheader --jobs="${job:-$SLURM_JOB_ID}" --format=%e)"; then
+# Of a task of an array, not of the array: the last of its tasks has the array's number. (A job that was submitted from
+# within a task has that task's variables, too, and a number of its own.)
+job="$SLURM_JOB_ID"
+[[ "${SLURM_ARRAY_JOB_ID:-}" != "$job" ]] || job="${job}_$SLURM_ARRAY_TASK_ID"
+if end="$(SLURM_TIME_FORMAT=%s squeue --noheader --jobs="$job" --format=%e)"; then
     [[ "$end" =~ ^[0-9]+$ ]] || end="" # there is no limit
     export SLURM_JOB_END_TIME="$end"
 fi

@@ -12,12 +12,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from plumbline.launcher.runtime.cluster.slurm_queue import WaitingJob, waiting_jobs
+from plumbline.launcher.runtime.cluster.slurm_queue import QueuedJob, queued_jobs
 from plumbline.launcher.runtime.report.standing import look, runs_of
 from plumbline.launcher.runtime.run.interventions import INTERVENTIONS, Intervention, write_interventions
 from plumbline.launcher.runtime.run.ledger import BUCKETS, Attempt
@@ -85,7 +86,7 @@ def test_a_run_at_work_is_told_from_a_dead_one_by_its_lock(command: Command, tmp
         table = command("status", run)
         holder.kill()
         holder.wait()
-        dead = look(run, [WaitingJob("78", "Priority", "another")])
+        dead = look(run, [QueuedJob("78", None, "Priority", "another")])
     assert (at_work.state, at_work.why, at_work.eta) == ("training", None, 3800.0)
     assert at_work.attempts[0].seconds["lost"] == 0, "nothing is lost yet"
     assert table.returncode == 0, table.stderr
@@ -110,7 +111,7 @@ def test_a_run_at_work_is_told_from_a_dead_one_by_its_lock(command: Command, tmp
     assert lines[-1] == "goodput 60.0%: steps / total"
 
     assert (dead.state, dead.eta) == ("dead", None)
-    assert "killed, or its node failed, after 20" in str(dead.why)
+    assert "killed, its node failed, or nothing could be written, after 20" in str(dead.why)
     spent = dead.attempts[0].seconds
     assert spent["steps"] == 50.0, "step 1000 is saved"
     assert 10.0 < spent["lost"] <= 10.0 + INTERVAL
@@ -143,9 +144,14 @@ def test_an_ending_is_told_and_a_queued_job_goes_on_with_it(tmp_path: Path, code
     found = look(run, [])
     assert (found.state, found.why) == (state, f"so it was (exit code {code})")
     assert found.attempts[0].seconds["lost"] == (0.0 if code == 0 else 10.0)
-    queued = look(run, [WaitingJob("77", "BeginTime", "any name")])
+    queued = look(run, [QueuedJob("77", None, "BeginTime", "any name")])
     expected = ("complete", found.why) if code == 0 else ("queued", "job 77: BeginTime")
     assert (queued.state, queued.why) == expected
+    ended = status.attempt.end
+    again = look(run, [QueuedJob("77", ended + 130, "None", "any name")])
+    assert (again.state, again.why) == (("complete", found.why) if code == 0 else ("starting", "job 77"))
+    same = look(run, [QueuedJob("77", ended - 130, "None", "any name")])
+    assert (same.state, same.why) == (found.state, found.why), "that is a shell in which it ran, or its job's end"
     with held_elsewhere(run):
         assert look(run, []).state == "starting", "somebody has the lock, and has not written yet"
 
@@ -193,7 +199,9 @@ def test_runs_without_a_status_are_told_by_what_they_have(tmp_path: Path, monkey
         (tmp_path / name / "slurm").mkdir(parents=True)
     (tmp_path / "old" / "result.json").touch()
     (tmp_path / "broken" / "status.json").write_text("{")
-    waiting = [WaitingJob("5", "Resources", "submitted")]
+    begun = look(tmp_path / "submitted", [QueuedJob("5", 1.0, "None", "submitted")])
+    assert (begun.state, begun.why) == ("starting", "job 5")
+    waiting = [QueuedJob("5", None, "Resources", "submitted")]
     found = [look(tmp_path / name, waiting) for name in ("old", "submitted", "broken")]
     assert [standing.state for standing in found] == ["complete", "queued", "unreadable"]
     assert str(tmp_path / "broken" / "status.json") in str(found[2].why)
@@ -276,23 +284,26 @@ def test_a_folder_stands_for_the_runs_in_it_and_that_of_a_sweep_for_its_cells(tm
 
 def test_the_queue_is_asked_where_there_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     squeue = tmp_path / "squeue"
-    squeue.write_text("#!/bin/bash\n[[ $* == *PENDING* ]] && echo '12|Priority|a|b'\n")
+    lines = "12|PENDING|N/A|Priority|a|b\\n13|RUNNING|1970-01-02T00:00:00|None|c\\n14|CONFIGURING|N/A|None|d\\n"
+    squeue.write_text(f"#!/bin/bash\n[[ $* == *PENDING* ]] && printf '{lines}'\n")
     squeue.chmod(stat.S_IRWXU)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}/usr/bin:/bin")
-    assert waiting_jobs() == [WaitingJob("12", "Priority", "a|b")]
+    day = datetime(1970, 1, 2).timestamp()
+    assert queued_jobs() == [
+        QueuedJob("12", None, "Priority", "a|b"), QueuedJob("13", day, "None", "c"), QueuedJob("14", 0.0, "None", "d")
+    ]  # fmt: skip
     squeue.write_text("#!/bin/bash\necho 'no controller' >&2; exit 1\n")
-    assert waiting_jobs() == []
+    assert queued_jobs() == []
     monkeypatch.setenv("PATH", str(tmp_path / "nowhere"))
-    assert waiting_jobs() == []
+    assert queued_jobs() == []
 
 
 def test_every_exit_code_and_its_state_is_in_the_table() -> None:
     page = (REPOSITORY / "docs" / "runs.md").read_text(encoding="utf-8")
     table = {int(code): state for code, state in re.findall(r"^\| (\d+) \| (\w+) \|", page, re.MULTILINE)}
     codes = {value for name, value in vars(exit_codes).items() if name.isupper() and isinstance(value, int)}
-    assert table.keys() == codes - {exit_codes.CRASHED, exit_codes.INTERRUPTED, exit_codes.UNREAD}, (
-        "the others are those of every command"
-    )
+    of_others = {exit_codes.CRASHED, exit_codes.INTERRUPTED, exit_codes.UNREAD, exit_codes.ELSEWHERE}
+    assert table.keys() == codes - of_others, "the others are those of every command, or of sweep.py"
     assert table == {code: state_after(code) for code in table}
 
 

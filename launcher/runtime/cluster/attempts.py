@@ -1,8 +1,8 @@
 """Decide whether a Slurm job that ended is worth another attempt.
 
-An attempt is fruitless if it ended, for whatever reason, without a newer checkpoint than it began with, unless it went
-back to an older one, which `guards.max_rollbacks` limits. Requested stops and preemptions save one, so a healthy run
-may be stopped any number of times, but a run that always crashes at the same place ends, and a person has to look. The
+An attempt is fruitless if it ended without a newer checkpoint than it began with, for whatever reason but a preemption,
+unless it went back to an older one, which `guards.max_rollbacks` limits. Requested stops save one, so a healthy run may
+be stopped any number of times, but a run that always crashes at the same place ends, and a person has to look. The
 number of fruitless attempts in a row is kept in a file beside the work, which survives when Slurm kills the job's
 processes, and is shared by all jobs of a chain. A new submission resets the count.
 """
@@ -20,7 +20,7 @@ from plumbline.data.damage import DamagedFileError, read_object
 from plumbline.data.disk import AWAY, is_there
 from plumbline.launcher.runtime.cluster.launch import job_id, restart_count
 from plumbline.launcher.runtime.cluster.nodes import PAUSES, may_be_at_fault
-from plumbline.launcher.runtime.system.exit_codes import BROKEN, COMPLETE, UNUSABLE
+from plumbline.launcher.runtime.system.exit_codes import BROKEN, COMPLETE, ELSEWHERE, UNUSABLE
 from plumbline.launcher.runtime.system.files import read_key, write_json
 from plumbline.launcher.runtime.system.log import LOG
 
@@ -38,6 +38,7 @@ FINAL = {
     COMPLETE: "complete",
     UNUSABLE: "configuration, data or run folder cannot be used",
     BROKEN: "training broke down",
+    ELSEWHERE: "others are training what is left of its share",
 }
 """Exit codes after which another attempt would end the same way, and their meaning."""
 Result = TypeVar("Result")
@@ -65,6 +66,8 @@ class EndedAttempt:
     """What is saved now."""
     rolled_back: bool = False
     """Whether less is saved now because the run went back to before the checkpoint that the attempt began with."""
+    preempted: bool = False
+    """Whether Slurm wanted its nodes for another job."""
 
 
 @dataclass(frozen=True)
@@ -123,6 +126,8 @@ def decide(attempt: EndedAttempt, tally: Path, limit: int) -> Decision:
         progress = f"what is saved went from {describe(attempt.before)} to {describe(attempt.after)}"
         progress += ", by a rollback" if attempt.rolled_back else ""
         return Decision(True, f"exit code {attempt.code}, {progress}")
+    if attempt.preempted:
+        return Decision(True, f"exit code {attempt.code} of a job that Slurm preempts")
     fruitless = 1 + _fruitless_before(attempt, tally)
     tally.parent.mkdir(parents=True, exist_ok=True)
     write_json(tally, {"saved": attempt.after, "fruitless": fruitless, "job": job_id(), "restart": restart_count()})

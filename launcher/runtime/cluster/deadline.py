@@ -59,6 +59,8 @@ def watch(stop: StopRequest, notice: float, ask: Callable[[], float | None], ask
     end = math.inf
     with suppress(ValueError):  # of a variable that somebody set to something else: Slurm is asked all the same
         end = float(os.environ.get(END) or math.inf)
+    if end < time.time():  # of a job that has ended, in a shell that has not
+        end = math.inf
     asked = -math.inf
     while True:
         if time.monotonic() - asked >= ask_seconds:

@@ -34,7 +34,8 @@ def job_id() -> str | None:
 
 def restart_count() -> int | None:
     """Return how often this process's Slurm job was requeued, or None outside of Slurm."""
-    return None if job_id() is None else int(os.environ.get("SLURM_RESTART_COUNT", "0"))
+    text = os.environ.get("SLURM_RESTART_COUNT", "0")
+    return None if job_id() is None else int(text) if text.isdecimal() else 0
 
 
 def job_times() -> JobTimes | None:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 
 DOWN = re.compile(r"\bDOWN\b|\bFAIL\b|NOT_RESPONDING|\*")
 """Marks in Slurm's State of a node that is lost: DOWN+DRAIN, ALLOCATED*, MIXED+NOT_RESPONDING."""
@@ -49,6 +50,8 @@ class Job:
     """Words of --constraint, whatever the operators between them, including node counts."""
     reservation: str = ""
     """Reservation to whose nodes it is limited; if empty, it gets nodes that are not reserved."""
+    preempted: bool = False
+    """Whether Slurm has begun to preempt this attempt, and has given it GraceTime."""
 
 
 def names_in(nodes: str) -> tuple[str, ...]:
@@ -85,10 +88,11 @@ def node_name() -> str:
 def own_job() -> str | None:
     """Return the unambiguous id of this process's job for Slurm's commands, or None outside of a job.
 
-    The job number of an array task may be that of the array, which stands for all its tasks.
+    The number of an array's last task is that of the array, which stands for all its tasks. Other tasks have one of
+    their own; a job that was submitted from within a task has another one still, beside that task's variables.
     """
-    array, task = (os.environ.get(f"SLURM_ARRAY_{name}_ID") for name in ("JOB", "TASK"))
-    return os.environ.get("SLURM_JOB_ID") if array is None or task is None else f"{array}_{task}"
+    number, array, task = (os.environ.get(f"SLURM_{name}_ID") for name in ("JOB", "ARRAY_JOB", "ARRAY_TASK"))
+    return number if array is None or task is None or array != number else f"{array}_{task}"
 
 
 def read_job(job_id: str) -> Job:
@@ -105,7 +109,17 @@ def read_job(job_id: str) -> Job:
         frozenset(fields["Partition"].split(",")),
         frozenset(re.findall(r"[^\s&|,()\[\]*]+", _unless_null(fields["Features"]))),
         _unless_null(fields.get("Reservation", "")),
+        _is_preempted(fields),
     )
+
+
+def _is_preempted(fields: Mapping[str, str]) -> bool:
+    """Return whether Slurm has begun to preempt a job since it started."""
+    try:
+        preempted, started = (datetime.fromisoformat(fields[name]) for name in ("PreemptTime", "StartTime"))
+    except (KeyError, ValueError):  # None
+        return False
+    return preempted >= started
 
 
 def job_fields(job_id: str, patience: float | None = None) -> dict[str, str]:

@@ -192,14 +192,15 @@ def submit(script: Path) -> list[str]:
 
 def describe_submission(script: Path, jobs: Sequence[str], what: str, log: str) -> str:
     """Return what was submitted and how to follow it, or for a dry run, which has no jobs, the script itself."""
+    path = shlex.quote(str(script))
     if not jobs:
-        return f"{script.read_text()}\nnot submitted; to submit: bash {script}"
+        return f"{script.read_text()}\nnot submitted; to submit: bash {path}"
     job_id, *later = jobs
     chain = "".join(f", then job {other}" for other in later)
     return (
-        f"job {job_id}{chain}: {what}, submitted by {script}\n"
-        f"follow:            tail -F {log}\n"
+        f"job {job_id}{chain}: {what}, submitted by {path}\n"
+        f"follow:            tail -F {shlex.quote(log)}\n"
         f"state:             squeue --job {job_id}\n"
         f"save and requeue:  scancel --signal=USR1 {job_id}\n"
-        f"cancel:            scancel {job_id}"
+        f"cancel:            scancel {' '.join(jobs)}"
     )

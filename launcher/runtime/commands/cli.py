@@ -293,7 +293,10 @@ def add_arithmetic_options(parser: argparse.ArgumentParser) -> None:
 
 def add_job_options(parser: argparse._ActionsContainer, what: str) -> None:
     """Add the options of every Slurm job, which `job_options` reads; `what` is the thing with the time limit."""
-    parser.add_argument("--time", help=f"time limit of {what}, e.g. 8:00:00; one that needs longer requeues itself")
+    default = "default: SBATCH_TIMELIMIT of slurm/cluster.env, else 24:00:00"
+    parser.add_argument(
+        "--time", help=f"time limit of {what}, e.g. 8:00:00; one that needs longer requeues itself ({default})"
+    )
     parser.add_argument(
         "--notice", type=positive, metavar="SECONDS", help="time to save in before the time limit (default: 300)"
     )

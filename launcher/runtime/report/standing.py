@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from plumbline.launcher.runtime.checkpoint.newest import newest_checkpoint
-from plumbline.launcher.runtime.cluster.slurm_queue import WaitingJob
+from plumbline.launcher.runtime.cluster.slurm_queue import QueuedJob
 from plumbline.launcher.runtime.config.run_files import CONFIG
 from plumbline.launcher.runtime.run.interventions import Intervention, read_interventions
 from plumbline.launcher.runtime.run.ledger import Attempt, as_text, goodput, total
@@ -112,12 +112,12 @@ def runs_of(folder: Path) -> list[Path]:
     return found
 
 
-def look(folder: Path, waiting: Sequence[WaitingJob]) -> Standing:
+def look(folder: Path, jobs: Sequence[QueuedJob]) -> Standing:
     """Inspect a run folder without changing anything.
 
     Args:
         folder: the run folder.
-        waiting: the user's jobs that are waiting in the queue.
+        jobs: the user's jobs in Slurm's queue.
     """
     now, saved = time.time(), None
     try:
@@ -144,8 +144,8 @@ def look(folder: Path, waiting: Sequence[WaitingJob]) -> Standing:
     state, why = _state(folder, attempts)
     if owner is not None:
         state, why = "starting", None
-    elif code != COMPLETE and (job := _job_of(folder, last, waiting)) is not None:
-        state, why = "queued", f"job {job.id}: {job.reason}"
+    elif code != COMPLETE and (job := _job_of(folder, last, jobs)) is not None:
+        state, why = ("queued", f"job {job.id}: {job.reason}") if job.started is None else ("starting", f"job {job.id}")
     return Standing(folder, state, why, status, saved, tuple(attempts), done, now)
 
 
@@ -182,8 +182,10 @@ def _state(folder: Path, attempts: Sequence[Attempt]) -> tuple[str, str | None]:
     return state_after(counts.exit_code), f"{counts.why} (exit code {counts.exit_code}){refused}"
 
 
-def _job_of(folder: Path, last: Attempt | None, waiting: Sequence[WaitingJob]) -> WaitingJob | None:
-    """Return the job waiting to continue a run: that of its newest attempt, or one submitted under its name."""
-    mine = None if last is None else last.slurm_job_id
+def _job_of(folder: Path, last: Attempt | None, jobs: Sequence[QueuedJob]) -> QueuedJob | None:
+    """Return the job about to continue a run: that of its newest attempt, or one submitted under its name."""
+    mine, ended = (None, 0.0) if last is None else (last.slurm_job_id, last.end)
     named = (folder / SUBMITTED).is_dir()
-    return next((job for job in waiting if job.id == mine or (named and job.name == folder.resolve().name)), None)
+    its = (job for job in jobs if job.id == mine or (named and job.name == folder.resolve().name))
+    # One that was running when the attempt ended may be a shell, or about to end
+    return next((job for job in its if job.started is None or job.started > ended), None)

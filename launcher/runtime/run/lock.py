@@ -96,7 +96,7 @@ def _acquire(descriptor: int, folder: Path, patience: float, pulse: Path | None)
                 return descriptor
         owner = _read_owner(descriptor)
         job = owner.get("slurm_job_id")
-        if job is None or job != job_id() or time.monotonic() > deadline:
+        if not _is_before(owner) or time.monotonic() > deadline:
             if _is_before(owner) and before is not None and _last_write(pulse) == before:
                 LOG.warning(
                     f"{folder / LOCK}: an earlier attempt of this job, on {owner.get('host', '?')}, has not given it "

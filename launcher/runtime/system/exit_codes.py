@@ -3,6 +3,7 @@
 COMPLETE = 0
 UNUSABLE = 2  # any command: the request cannot be met as it is
 BROKEN = 3  # the gradient, the loss or the weights are not finite
+ELSEWHERE = 4  # sweep.py: all finished, except for runs that other processes are training
 REQUEUE = 85  # stopped on request, checkpoint written: restart
 HUNG = 86  # nothing moved for train.hang_minutes
 CORRUPT = 87  # a node computed wrong numbers, or has a broken GPU: restart without it

@@ -25,8 +25,10 @@ def tally(tmp_path: Path) -> Path:
     return tmp_path / "run" / "slurm" / "attempts.json"
 
 
-@pytest.mark.parametrize(("code", "words"), [(0, "complete"), (2, "cannot be used"), (3, "broke down")])
-def test_three_exit_codes_are_final_whatever_was_saved(tally: Path, code: int, words: str) -> None:
+@pytest.mark.parametrize(
+    ("code", "words"), [(0, "complete"), (2, "cannot be used"), (3, "broke down"), (4, "what is left of its share")]
+)
+def test_some_exit_codes_are_final_whatever_was_saved(tally: Path, code: int, words: str) -> None:
     decision = decide(EndedAttempt(code, (0,), (10,)), tally, 2)
     assert not decision.requeue
     assert decision.reason.startswith(f"exit code {code}, ")
@@ -47,6 +49,16 @@ def test_fruitless_attempts_are_counted_in_a_row(tally: Path) -> None:
 
     assert [requeued(5, 5), requeued(5, 5), requeued(5, 6)] == [True, True, True]
     assert [requeued(6, 6), requeued(6, 6), requeued(6, 6)] == [True, True, False]
+
+
+def test_a_preemption_is_not_counted(tally: Path) -> None:
+    """With GraceTime the ranks may have ended by themselves, before they made a step."""
+    assert decide(EndedAttempt(1, (5,), (5,)), tally, 2).requeue
+    for _ in range(3):
+        decision = decide(EndedAttempt(85, (5,), (5,), preempted=True), tally, 2)
+        assert decision == Decision(True, "exit code 85 of a job that Slurm preempts")
+    assert not decide(EndedAttempt(2, (5,), (5,), preempted=True), tally, 2).requeue
+    assert not decide(EndedAttempt(1, (5,), (5,)), tally, 2).requeue
 
 
 def test_an_attempt_that_slurm_ended_after_a_checkpoint_ends_the_row(tally: Path) -> None:

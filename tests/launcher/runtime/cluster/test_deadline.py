@@ -100,6 +100,15 @@ def test_a_controller_that_does_not_answer_changes_nothing(
     assert comes_up(stop)
 
 
+def test_the_end_of_a_job_that_has_ended_says_nothing(
+    stop: StopRequest, watching: Watching, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A shell outlives its allocation, and keeps its variables."""
+    monkeypatch.setenv(END, "1000")
+    assert watching(None).wait(60)
+    assert not stop
+
+
 def test_the_notice_is_a_number_of_seconds(stop: StopRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(NOTICE, raising=False)
     assert read_notice() == 300
@@ -112,7 +121,7 @@ def test_the_notice_is_a_number_of_seconds(stop: StopRequest, monkeypatch: pytes
 
 
 def test_the_main_rank_of_a_job_watches_alone(stop: StopRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(END, "1")
+    monkeypatch.setenv(END, str(ends_in(1)))
     monkeypatch.setenv("PATH", "/nowhere")  # no Slurm to ask
     for name in ("SLURM_JOB_ID", "SLURM_ARRAY_JOB_ID"):
         monkeypatch.delenv(name, raising=False)

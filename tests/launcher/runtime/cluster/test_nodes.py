@@ -17,7 +17,8 @@ SCONTROL = """\
 echo "$*" >> {folder}/asked
 case "$*" in
 *"show job"*) echo "JobId=7 JobName=a b JobState=RUNNING Reason=None NodeList=n[1-3] ExcNodeList=n9 NumNodes=3-3 \
-Partition=big,old Features=$(cat {folder}/constraint)" ;;
+StartTime=2026-11-30T16:20:00 PreemptTime=$(cat {folder}/preempted) Partition=big,old \
+Features=$(cat {folder}/constraint)" ;;
 *"show node"*) [[ ! -e {folder}/private ]] || {{ echo "slurm_load_node error: Access/permission denied" >&2; exit 1; }}
     cat {folder}/nodes ;;
 *"show reservation r"*) echo "ReservationName=r Nodes=n[1-3] NodeCnt=3 Users=me State=ACTIVE" ;;
@@ -48,6 +49,7 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     (tmp_path / "says").touch()
     (tmp_path / "constraint").write_text("h100&ib")
+    (tmp_path / "preempted").write_text("None")
     tell(tmp_path, *(f"n{number}" for number in range(1, 5)))
     return tmp_path
 
@@ -71,6 +73,29 @@ def job(slurm: Path) -> nodes.Job:
 def test_a_job_is_read(job: nodes.Job) -> None:
     features, partitions = frozenset({"h100", "ib"}), frozenset({"big", "old"})
     assert job == nodes.Job("7", "7", "RUNNING", "None", ("n1", "n2", "n3"), ("n9",), 3, partitions, features)
+
+
+@pytest.mark.parametrize(
+    ("time", "expected"), [("None", False), ("2026-11-30T16:26:51", True), ("2026-11-30T16:11:00", False)]
+)
+def test_a_preemption_of_this_attempt_is_seen(slurm: Path, time: str, expected: bool) -> None:
+    (slurm / "preempted").write_text(time)
+    assert nodes.read_job("7").preempted == expected
+
+
+@pytest.mark.parametrize(
+    ("number", "array", "task", "job"),
+    [("8", None, None, "8"), ("7", "7", "3", "7_3"), ("9", "7", "0", "9"), ("12", "7", "0", "12")],
+    ids=["no array", "the last task", "another task", "submitted from within a task"],
+)
+def test_a_job_is_its_own(
+    monkeypatch: pytest.MonkeyPatch, number: str, array: str | None, task: str | None, job: str
+) -> None:
+    for name, value in (("JOB", number), ("ARRAY_JOB", array), ("ARRAY_TASK", task)):
+        monkeypatch.delenv(f"SLURM_{name}_ID", raising=False)
+        if value is not None:
+            monkeypatch.setenv(f"SLURM_{name}_ID", value)
+    assert nodes.own_job() == job
 
 
 @pytest.mark.parametrize("state", ["DOWN", "DOWN*+DRAIN", "MIXED*", "ALLOCATED+NOT_RESPONDING", "FAIL"])
