@@ -273,7 +273,7 @@ def _start_daemons(cluster: Cluster, nodes: Sequence[str]) -> None:
     for node in nodes:
         cluster.start_node(node)
     idle = ["idle"] * len(nodes)
-    query = ("sinfo", "--noheader", "--Node", "--format=%T")
+    query = ("sinfo", "--noheader", "--Node", "--partition=main", "--format=%T")
     _wait(lambda: cluster.run(*query, check=False).split() == idle, "the nodes did not become idle", folder)
 
 

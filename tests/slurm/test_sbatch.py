@@ -47,7 +47,14 @@ def test_ranks_find_each_other_their_cores_and_their_gpus(probe: Probe, monkeypa
     monkeypatch.setattr(os, "environ", os.environ.copy())  # read_world adds to it
     os.environ.pop("RANK", None)
     for number, rank in enumerate(ranks):
-        for name in ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS", "SLURM_STEP_ID", "SLURM_JOB_ID", "MASTER_ADDR"):
+        for name in (
+            "SLURM_PROCID",
+            "SLURM_LOCALID",
+            "SLURM_STEP_NUM_TASKS",
+            "SLURM_STEP_ID",
+            "SLURM_JOB_ID",
+            "MASTER_ADDR",
+        ):
             monkeypatch.setenv(name, rank[name])
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
         world = read_world()
@@ -108,6 +115,15 @@ def test_asked_to_stop_a_job_requeues_itself(probe: Probe) -> None:
         assert facts == ("COMPLETED", "0:0", "1"), log
         assert "restart 0: 2 ranks on n[1-2]" in log  # appended to, not overwritten
         assert "restart 1: 2 ranks on n[1-2]" in log
+
+
+def test_a_job_that_is_submitted_within_a_task_of_an_array_requeues_itself(probe: Probe) -> None:
+    """Sbatch hands on that task's variables."""
+    variables = {"SLURM_ARRAY_JOB_ID": "1", "SLURM_ARRAY_TASK_ID": "0"}
+    job_id = probe.submit("--nodes=2", endings="saved 1/0", variables=variables)
+    facts, log = probe.end(job_id)
+    assert job_id != "1"
+    assert facts == ("COMPLETED", "0:0", "1"), log
 
 
 def test_ranks_that_hang_into_the_time_limit_are_tried_again(probe: Probe) -> None:

@@ -49,8 +49,10 @@ def test_the_second_is_refused_and_told_who_the_first_is(tmp_path: Path, monkeyp
         with pytest.raises(RunLockedError, match=f"{folder} is being trained by {owner}"), hold(folder):
             pass
         monkeypatch.setenv("SLURM_JOB_ID", "77")
-        with pytest.raises(RunLockedError), hold(folder, patience=900.0):
-            pass  # a second launch in the same allocation waits for nothing
+        with monkeypatch.context() as patched:
+            patched.setattr("time.sleep", lambda _: pytest.fail("a second launch in the same allocation waits"))
+            with pytest.raises(RunLockedError), hold(folder, patience=900.0):
+                pass
         monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
         holder.send_signal(signal.SIGKILL)
         with hold(folder, patience=900.0):  # as a requeued job waits until its dead node lets go
