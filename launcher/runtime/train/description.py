@@ -51,7 +51,7 @@ def _optimization(config: Config, plan: RunPlan) -> Iterator[str]:
         blocks = config.objective.work(config.data.sequence_length).blocks
         often = "" if blocks == 1 else f"; the blocks run {blocks:.4g} times over the tokens of the text"
         yield f"trains   {config.objective}{often}"
-    yield f"tuned    {describe_settings(config, plan)}"
+    yield f"base     {describe_settings(config, plan)}"
     yield (
         f"scaling  {rule.rule}, m_N {size.width:g}, m_L {size.depth:g}: hidden matrices take lr "
         f"{next(row.lr for row in plan.rows if row.role == 'hidden_matrix'):g}"

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from plumbline.launcher.runtime.config.schema import Config
 
 TWO = World(0, 0, 2, torch.device("cpu"))
-ALWAYS = ["run", "model", "tuned", "scaling", "data", "reading", "length", "batch", "schedule", "engine"]
+ALWAYS = ["run", "model", "base", "scaling", "data", "reading", "length", "batch", "schedule", "engine"]
 
 
 def described(config: Config) -> list[tuple[str, str]]:
@@ -49,7 +49,7 @@ def test_what_a_run_has_beside_is_said_where_it_belongs(tiny_config: Path, tmp_p
     config = config.model_copy(update={"train": config.train.model_copy(update={"initialize_from": "stock"})})
     lines = described(config)
     assert [name for name, _ in lines] == [
-        "run", "model", "weights", "rounded", "trains", "tuned", "scaling", "data", "reading", "length", "batch",
+        "run", "model", "weights", "rounded", "trains", "base", "scaling", "data", "reading", "length", "batch",
         "average", "warm-up", "schedule", "engine", "saves", "repeats",
     ]  # fmt: skip
     told = dict(lines)
