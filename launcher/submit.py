@@ -32,6 +32,7 @@ def parse_arguments() -> argparse.Namespace:
         help="queue N jobs, each of which continues where the previous one ended",
     )
     cli.add_job_options(parser, "one job")
+    parser.add_argument("--dry-run", action="store_true", help="write and print the submit script, submit nothing")
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of text")
     return parser.parse_intermixed_args()
 

@@ -57,6 +57,11 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--json", action="store_true", help="print the summary, or the submission, as one JSON document"
     )
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="check the sweep and train nothing; with --slurm, write and print the submit script",
+    )
     slurm = parser.add_argument_group("as a Slurm job array")
     slurm.add_argument("--slurm", action="store_true", help="queue the unfinished runs")
     slurm.add_argument(

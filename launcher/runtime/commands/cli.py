@@ -302,7 +302,6 @@ def add_job_options(parser: argparse._ActionsContainer, what: str) -> None:
     )
     for option, text in SITE_OPTIONS.items():
         parser.add_argument(option, help=text)
-    parser.add_argument("--dry-run", action="store_true", help="write and print the submit script, submit nothing")
 
 
 SITE_OPTIONS = {
