@@ -27,7 +27,7 @@ def model_card(model: LoadedModel, report: ExportReport) -> str:
         ("Parameterization", f"{rule.rule} (base width {rule.base_hidden_size}, depth {rule.base_num_hidden_layers})"),
         ("Peak learning rate", f"{config.optimizer.lr:g} at the base"),
         *(
-            (key.removeprefix("eval/"), f"{value:,}" if isinstance(value, int) else f"{value:.4f}")
+            (_score_name(key), f"{value:,}" if isinstance(value, int) else f"{value:.4f}")
             for key, value in scores.items()
             if key.startswith("eval/") and isinstance(value, (int, float))
         ),
@@ -64,6 +64,13 @@ from transformers import {names}
 model = AutoModelForCausalLM.from_pretrained("{report.folder}"{trust})
 {reading}```
 {_how_to_think(report, trust, model.tokenizer_path is not None)}"""
+
+
+def _score_name(key: str) -> str:
+    """Return the words for a score of result.json."""
+    name = key.removeprefix("eval/")
+    corpus = name.removesuffix("/w8a8_delta")
+    return name if corpus == name else f"{corpus}, loss added by int8 weights and activations, nats per token"
 
 
 def _how_to_think(report: ExportReport, trust: str, reads_text: bool) -> str:
