@@ -61,7 +61,7 @@ def script_of(words: list[str]) -> str:
 
 def is_to_be_written(page: str, file: str) -> bool:
     """Return whether a page tells its reader to write this file."""
-    told = rf"\b[Ww]rite [^.]*`{re.escape(file)}`"
+    told = rf"\b[Ww]rite\s[^.]*`{re.escape(file)}`"
     return re.search(told, (ROOT / page).read_text(encoding="utf-8")) is not None
 
 
