@@ -83,21 +83,6 @@ def test_a_preemption_of_this_attempt_is_seen(slurm: Path, time: str, expected: 
     assert nodes.read_job("7").preempted == expected
 
 
-@pytest.mark.parametrize(
-    ("number", "array", "task", "job"),
-    [("8", None, None, "8"), ("7", "7", "3", "7_3"), ("9", "7", "0", "9"), ("12", "7", "0", "12")],
-    ids=["no array", "the last task", "another task", "submitted from within a task"],
-)
-def test_a_job_is_its_own(
-    monkeypatch: pytest.MonkeyPatch, number: str, array: str | None, task: str | None, job: str
-) -> None:
-    for name, value in (("JOB", number), ("ARRAY_JOB", array), ("ARRAY_TASK", task)):
-        monkeypatch.delenv(f"SLURM_{name}_ID", raising=False)
-        if value is not None:
-            monkeypatch.setenv(f"SLURM_{name}_ID", value)
-    assert nodes.own_job() == job
-
-
 @pytest.mark.parametrize("state", ["DOWN", "DOWN*+DRAIN", "MIXED*", "ALLOCATED+NOT_RESPONDING", "FAIL"])
 def test_a_node_that_slurm_gave_up_is_lost(slurm: Path, job: nodes.Job, state: str) -> None:
     tell(slurm, "n1", "n2", "n3", "n4", n2=state, n4="DOWN")
@@ -251,3 +236,5 @@ def test_a_task_of_an_array_is_known_by_both_numbers(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "30")
     monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "2")
     assert nodes.own_job() == "30_2"
+    monkeypatch.setenv("SLURM_JOB_ID", "32")
+    assert nodes.own_job() == "32", "an earlier task, or a job that was submitted from within one"
