@@ -83,9 +83,9 @@ class Probe:
         job = self.cluster.wait_end(job_id)
         return (job["JobState"], job["ExitCode"], job["Restarts"]), Path(job["StdOut"]).read_text()
 
-    def wait_for_ranks(self, job_id: str, count: int = 2) -> None:
-        """Wait until all ranks of the first attempt have begun."""
-        files = [self.folder / f"job-{job_id}-attempt-0-rank-{rank}.json" for rank in range(count)]
+    def wait_for_ranks(self, job_id: str, count: int = 2, attempt: int = 0) -> None:
+        """Wait until all ranks of an attempt have begun."""
+        files = [self.folder / f"job-{job_id}-attempt-{attempt}-rank-{rank}.json" for rank in range(count)]
         self.cluster.wait_for(job_id, lambda _: all(file.exists() for file in files))
 
     def found_by_ranks(self, job_id: str) -> list[dict[str, Any]]:

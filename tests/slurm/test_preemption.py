@@ -29,8 +29,7 @@ def test_preemptions_before_a_first_checkpoint_end_no_job(tmp_path: Path, monkey
         probe = install(cluster, tmp_path)
         job_id = probe.submit("--partition=cheap", "--nodes=2", endings="hang/hang/hang/0")
         for attempt in range(3):
-            ranks = [tmp_path / f"job-{job_id}-attempt-{attempt}-rank-{rank}.json" for rank in (0, 1)]
-            cluster.wait_for(job_id, lambda _job, ranks=ranks: all(rank.exists() for rank in ranks))
+            probe.wait_for_ranks(job_id, attempt=attempt)
             urgent = cluster.run(
                 "sbatch", "--parsable", "--partition=urgent", "--nodes=2", "--exclusive", "--wrap=true", cwd=tmp_path
             )
