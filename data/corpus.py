@@ -24,6 +24,7 @@ from plumbline.data.missing import NoCorpusError
 from plumbline.data.pairs import NoPairError, find_pairs, open_pairs
 from plumbline.data.paths import is_url
 from plumbline.data.remote.cache import Cache, CacheConfig
+from plumbline.data.remote.fetch import RefusedError
 from plumbline.data.remote.folder import RemoteFolder
 from plumbline.data.remote.piece import Piece
 from plumbline.data.shards import Shards, Tokens, remote_pieces_of
@@ -173,14 +174,21 @@ def open_corpus(path: CorpusPath, cache: CacheConfig | None = None, check_sizes:
         ValueError: it is truncated or damaged; the message names the file and the remedy.
         OSError: it is at a URL and cannot be fetched.
     """
+    refused: RefusedError | None = None
     if isinstance(path, str | Path):
         folder = folder_at(path, cache)
-        if folder.has(MANIFEST):
+        try:
+            is_corpus = folder.has(MANIFEST)
+        except RefusedError as error:  # it is missing if there are pairs instead
+            is_corpus, refused = False, error
+        if is_corpus:
             return _open_folder(folder, check_sizes)
     try:
         prefixes = find_pairs([str(path)] if isinstance(path, str | Path) else path)
-    except NoPairError as error:
-        if isinstance(path, str | Path) and not is_url(path):
+    except (ValueError, RefusedError) as error:
+        if refused is not None:
+            raise refused from None
+        if isinstance(error, NoPairError) and isinstance(path, str | Path) and not is_url(path):
             raise NoCorpusError(Path(path), _no_corpus(Path(path))) from error
         raise
     tokens, facts = open_pairs(prefixes, Cache(cache or CacheConfig()))

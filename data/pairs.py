@@ -12,15 +12,18 @@ from pathlib import Path
 from typing import NamedTuple
 
 from plumbline.data.indexed import facts_of, file_facts, open_indexed, read_header
+from plumbline.data.manifest import MANIFEST
 from plumbline.data.paths import check_url, is_url
 from plumbline.data.remote.cache import Cache
-from plumbline.data.remote.fetch import TRIES, RemoteError, again, call, facts, file_system
+from plumbline.data.remote.fetch import TRIES, RefusedError, RemoteError, again, call, facts, file_system
 from plumbline.data.remote.files import unchecked
 from plumbline.data.remote.tokens import RemoteTokens
 from plumbline.data.shards import Shards, Tokens
 
 AT_ONCE = 16
 """Remote pairs that are queried at a time."""
+WHOLE = "{}: a whole corpus in a list of pairs; give it as a source of its own"
+"""Error for a folder with a manifest, of which it holds the held-out pairs as well."""
 
 
 class NoPairError(ValueError):
@@ -56,8 +59,8 @@ def find_pairs(entries: Sequence[str]) -> list[str]:
 
 def _local_prefixes(entry: str) -> list[str]:
     path = Path(entry)
-    if (path / "corpus.json").is_file():
-        raise ValueError(f"{entry}: a whole corpus in a list of pairs; give it as a source of its own")
+    if (path / MANIFEST).is_file():
+        raise ValueError(WHOLE.format(entry))
     if Path(f"{_stem(entry)}.idx").is_file():
         return [_stem(entry)]
     if path.is_dir():
@@ -71,13 +74,15 @@ def _remote_prefixes(entry: str) -> list[str]:
     if glob.has_magic(entry):
         found = again(entry, "the list of its files", lambda: call(entry, "glob"), TRIES)
         return _stems([fs.unstrip_protocol(name) for name in found])
-    with contextlib.suppress(FileNotFoundError):
+    with contextlib.suppress(FileNotFoundError, RefusedError):
         facts(f"{_stem(entry)}.idx")
         return [_stem(entry)]
     try:
         names = again(entry, "the list of its files", lambda: call(entry.rstrip("/"), "ls", detail=False), TRIES)
     except FileNotFoundError:
         return []
+    if any(name.endswith(f"/{MANIFEST}") for name in names):
+        raise ValueError(WHOLE.format(entry))
     return _stems([fs.unstrip_protocol(name) for name in names])
 
 

@@ -63,7 +63,8 @@ class Ahead:
         for number, pieces in self._steps:
             for piece in pieces:
                 planned.setdefault(piece, number - step)
-        self._plan.write({piece.key: steps for piece, steps in planned.items()})
+        with self._cache.usable():
+            self._plan.write({piece.key: steps for piece, steps in planned.items()})
         with self._changed:
             self._queue = deque(planned.items())
             self._changed.notify_all()

@@ -25,6 +25,7 @@ from typing import BinaryIO
 
 from pydantic import BaseModel, PositiveInt
 
+from plumbline.data.disk import AWAY
 from plumbline.data.locks import same_file, wait_for
 from plumbline.data.paths import HomePath, user_cache
 from plumbline.data.remote.fetch import TRIES, RemoteError, download
@@ -32,6 +33,8 @@ from plumbline.data.remote.piece import Piece
 from plumbline.data.remote.plans import KEY, Plan, needs_of_all
 from plumbline.data.remote.shelf import PARTIAL, Shelf
 
+REASONS = {errno.ELOOP: "it is a link", errno.EEXIST: "it is no folder"}
+"""What some error numbers mean here."""
 NOW = -1
 """Steps until a piece is needed if its reader is waiting: everything else is needed later."""
 
@@ -74,19 +77,32 @@ class Cache:
 
         Root may use anybody's, as in a container or on a file system that takes root for nobody.
         """
-        try:
+        with self.usable():
             self.folder.mkdir(0o700, parents=True, exist_ok=True)
-        except PermissionError as error:
-            raise self._others(error.filename, error.strerror) from error
-        user, owners = os.geteuid(), {self.folder.stat().st_uid, self.folder.lstat().st_uid}
+            user, owners = os.geteuid(), {self.folder.stat().st_uid, self.folder.lstat().st_uid}
         if user != 0 and owners - {0, user}:
-            raise self._others(self.folder, f"it belongs to user {max(owners - {0, user})}")
+            raise self._unusable(self.folder, f"it belongs to user {max(owners - {0, user})}")
         return self.folder
 
-    def _others(self, path: object, reason: str | None) -> RemoteError:
+    @contextlib.contextmanager
+    def usable(self) -> Iterator[None]:
+        """Turn an error of the file system into one that names the folder and the remedy.
+
+        Raises:
+            RemoteError: a file of the folder cannot be made, read or written.
+        """
+        try:
+            yield
+        except OSError as error:
+            if error.errno is None or error.errno in AWAY:  # one that says what to do, or may pass
+                raise
+            reason = REASONS.get(error.errno, error.strerror)
+            raise self._unusable(error.filename or self.folder, reason) from error
+
+    def _unusable(self, path: object, reason: str | None) -> RemoteError:
         return RemoteError(
-            f"data.cache.path = {self.folder}: {path} cannot be written ({reason}); each user needs a folder of their "
-            "own: choose another data.cache.path"
+            f"data.cache.path = {self.folder}: {path} cannot be written ({reason}); choose another data.cache.path, "
+            "one for each user, on a disk that has room"
         )
 
     @property
@@ -103,7 +119,8 @@ class Cache:
         Raises:
             RemoteError: it cannot be fetched, or is larger than the cache may be.
         """
-        file = self._open_kept(piece) or self._obtain(piece, NOW, TRIES)
+        with self.usable():
+            file = self._open_kept(piece) or self._obtain(piece, NOW, TRIES)
         assert file is not None, "a piece that is needed now is waited for"
         return file
 
@@ -113,39 +130,34 @@ class Cache:
         Raises:
             OSError: a single attempt to fetch it failed.
         """
-        if self._path(piece).exists():
-            return True
-        file = self._obtain(piece, steps, tries=1)
+        with self.usable():
+            if self._path(piece).exists():
+                return True
+            file = self._obtain(piece, steps, tries=1)
         if file is not None:
             file.close()
         return file is not None
 
     def forget(self, piece: Piece) -> None:
         """Remove a piece."""
-        with self.locked():
+        with self.usable(), self.locked():
             self._shelf.remove(piece.key)
 
     def plan(self) -> Plan:
         """Return a new plan for what this process will read."""
-        return Plan(self._plans)
+        with self.usable():
+            return Plan(self._plans)
 
     @contextlib.contextmanager
     def locked(self, name: str = "lock") -> Iterator[None]:
         """Hold a lock of the folder, which ends with this process at the latest.
 
         Raises:
-            RemoteError: the folder is another user's.
+            RemoteError: the folder is another user's, or cannot be written.
         """
-        path = self._own / name
-        try:
-            file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666), "r+b")
-        except OSError as error:
-            if error.errno == errno.ELOOP:
-                raise self._others(path, "it is a link") from error
-            if isinstance(error, PermissionError):
-                raise self._others(path, error.strerror) from error
-            raise
-        with file:
+        with self.usable():
+            descriptor = os.open(self._own / name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        with os.fdopen(descriptor, "r+b") as file:
             wait_for(file, KEY, self.folder)
             yield
 

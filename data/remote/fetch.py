@@ -32,8 +32,8 @@ WRONG = 3
 
 PACKAGES = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "hf": "huggingface_hub"}
 """Protocol -> the package that implements it; fsspec's own message names the others."""
-FINAL_STATUS = {400, 401, 403, 404, 405, 410, 416}
-"""HTTP status codes that a retry will not change."""
+FINAL_STATUS = {400, 401, 404, 405, 410, 416}
+"""HTTP status codes that a retry will not change, besides 403."""
 NO_CREDENTIALS = ("NoCredentialsError", "PartialCredentialsError")
 """Errors of botocore, which need not be installed, if there are no credentials."""
 VERSIONS = ("ETag", "etag", "md5Hash", "Last-Modified", "LastModified", "last_modified", "mtime", "created", "blob_id")
@@ -42,6 +42,10 @@ VERSIONS = ("ETag", "etag", "md5Hash", "Last-Modified", "LastModified", "last_mo
 
 class RemoteError(OSError):
     """State that a remote file cannot be fetched."""
+
+
+class RefusedError(RemoteError):
+    """State that a server refuses a file, as some do with one that is missing (S3 to whoever may not list)."""
 
 
 def file_system(url: str) -> tuple[Any, str]:
@@ -87,6 +91,7 @@ def again(url: str, what: str, ask: Callable[[], Any], tries: int) -> Any:
 
     Raises:
         FileNotFoundError: there is no such file.
+        RefusedError: the server refuses it, or it is missing from one that does not say so.
         RemoteError: the last try failed as well, or the answer is final; names URL, error and remedy.
     """
     for attempt in range(1, tries + 1):
@@ -98,16 +103,15 @@ def again(url: str, what: str, ask: Callable[[], Any], tries: int) -> Any:
             error = _reason(raised)
             if isinstance(error, FileNotFoundError):
                 raise
-            final = (
-                isinstance(error, PermissionError)
-                or getattr(error, "status", None) in FINAL_STATUS
-                or type(error).__name__ in NO_CREDENTIALS
-            )
+            status = getattr(error, "status", None)
+            refused = isinstance(error, PermissionError) or status == 403
+            final = refused or status in FINAL_STATUS or type(error).__name__ in NO_CREDENTIALS
             if final or attempt == tries:
                 count = "" if final or tries == 1 else f" in {tries} tries"
-                raise RemoteError(
-                    f"{url}: {what} could not be read{count} ({_describe(error)}); check the address, the network and "
-                    "the credentials, then start the same command again"
+                missing = " (some servers answer this for a file that is missing)" if refused else ""
+                raise (RefusedError if refused else RemoteError)(
+                    f"{url}: {what} could not be read{count} ({_describe(error)}){missing}; check the address, the "
+                    "network and the credentials, then start the same command again"
                 ) from raised
             wait = wait_before(attempt)
             LOG.warning(f"{url}: {what}: {_describe(error)}; try {attempt + 1} of {tries} in {wait:.1f} s")
@@ -151,7 +155,7 @@ def download(piece: Piece, file: BinaryIO, tries: int) -> None:
     """Download a piece into a file and verify it, block by block in little memory.
 
     Raises:
-        RemoteError: it cannot be fetched, or repeatedly has a wrong checksum.
+        RemoteError: it cannot be fetched, repeatedly has a wrong checksum, or has none and the file was replaced.
     """
     for attempt in range(1, WRONG + 1):
         file.seek(0)
@@ -161,7 +165,10 @@ def download(piece: Piece, file: BinaryIO, tries: int) -> None:
             digest.update(data)
             file.write(data)
         actual = digest.hexdigest()
-        if piece.checksum in (None, actual):
+        if piece.checksum is None:
+            _check_unchanged(piece, tries)
+            return
+        if actual == piece.checksum:
             return
         LOG.warning(f"{piece}: checksum {actual} where {piece.checksum} is expected (download {attempt} of {WRONG})")
     raise RemoteError(
@@ -170,14 +177,31 @@ def download(piece: Piece, file: BinaryIO, tries: int) -> None:
     )
 
 
-def facts(url: str) -> tuple[int, str | None]:
+def _check_unchanged(piece: Piece, tries: int) -> None:
+    """Refuse bytes of another version of the file than the piece is named by.
+
+    Raises:
+        RemoteError: the file was replaced or removed since, or the server does not answer.
+    """
+    try:
+        now = facts(piece.url, tries)
+    except FileNotFoundError:
+        now = None
+    if now != (piece.file_size, piece.version):
+        raise RemoteError(
+            f"{piece}: the file was replaced or removed there while it was in use, and has no checksum that would tell "
+            "its versions apart; put the earlier one back, or start the same command again once the new one is complete"
+        )
+
+
+def facts(url: str, tries: int = TRIES) -> tuple[int, str | None]:
     """Return the size of a remote file, and a value that changes with the file, or None if there is none.
 
     Raises:
         FileNotFoundError: there is no such file.
         RemoteError: the server does not answer, or does not state the size.
     """
-    info = again(url, "its size", lambda: call(url, "info"), TRIES)
+    info = again(url, "its size", lambda: call(url, "info"), tries)
     size = info.get("size")
     if not isinstance(size, int):
         raise RemoteError(f"{url}: the server does not tell how long the file is; serve the corpus by one that does")

@@ -34,12 +34,12 @@ class RemoteFile:
         """Return the file as one piece."""
         known = self.checksum
         key = known or xxhash.xxh3_64_hexdigest(f"{self.url} {self.size} {self.version}".encode())
-        return Piece(self.url, 0, self.size, self.size, f"{key}-{self.size}", known)
+        return Piece(self.url, 0, self.size, self.size, f"{key}-{self.size}", known, self.version)
 
     def covering(self, start: int, stop: int) -> list[Piece]:
         """Return the pieces that cover bytes [start, stop): the whole file if only that has a checksum.
 
-        Without any checksum (a bare Megatron-LM pair), blocks are fetched and only their length is checked.
+        Without a checksum (a bare Megatron-LM pair), blocks are fetched, and only their length and version are checked.
         """
         if self.size <= BLOCK_BYTES or (self.checksum is not None and not self.blocks):
             return [self.whole()] if stop > start else []
@@ -50,7 +50,7 @@ class RemoteFile:
         stop = min(start + BLOCK_BYTES, self.size)
         known = self.blocks[number] if self.blocks else None
         key = known or xxhash.xxh3_64_hexdigest(f"{self.url} {self.size} {self.version} {number}".encode())
-        return Piece(self.url, start, stop, self.size, f"{key}-{stop - start}", known)
+        return Piece(self.url, start, stop, self.size, f"{key}-{stop - start}", known, self.version)
 
 
 def unchecked(url: str) -> RemoteFile:

@@ -1,6 +1,7 @@
 """Access the files of a corpus folder at a URL: small ones at once, shards when they are read."""
 
 import hashlib
+import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,7 +13,7 @@ from plumbline.data.indexed import BLOCK_BYTES
 from plumbline.data.manifest import MANIFEST
 from plumbline.data.paths import check_url
 from plumbline.data.remote.cache import Cache
-from plumbline.data.remote.fetch import TRIES, WRONG, RemoteError, again, call, facts, read
+from plumbline.data.remote.fetch import TRIES, WRONG, RefusedError, RemoteError, again, call, facts, read
 from plumbline.data.remote.files import RemoteFile, unchecked
 from plumbline.data.remote.piece import Piece
 from plumbline.data.remote.tokens import RemoteTokens
@@ -24,6 +25,8 @@ OTHERS = (
     "chat_template.jinja",
 )  # fmt: skip
 """Other files of a tokenizer, requested by name since not every server lists folders."""
+PAGES = (b"<!doctype", b"<html")
+"""Beginnings, in small letters, of the pages that some servers send with status 200 for a file that is missing."""
 
 
 class RemoteFolder:
@@ -59,6 +62,7 @@ class RemoteFolder:
         """Return whether the folder has a file of this name.
 
         Raises:
+            RefusedError: the server refuses it, or it is missing from one that does not say so.
             RemoteError: the server does not answer.
         """
         if any(sign in self.path for sign in "*?["):
@@ -110,14 +114,14 @@ class RemoteFolder:
         """Return a local folder with the tokenizer, which the first process fetches.
 
         Raises:
-            RemoteError: it cannot be fetched, or does not match corpus.json.
+            RemoteError: it cannot be fetched or kept, or does not match corpus.json.
         """
         # Files beside tokenizer.json may change along with corpus.json; a generation has no corpus.json but a unique
         # name
         manifest = self._small[MANIFEST].key if MANIFEST in self._small else ""
         place = xxhash.xxh3_64_hexdigest(f"{self.path}{manifest}".encode())
         folder = self._cache.folder / "tokenizers" / f"{sha256[:16]}-{place[:8]}"
-        with self._cache.locked("tokenizers.lock"):
+        with self._cache.usable(), self._cache.locked("tokenizers.lock"):
             if not folder.is_dir():
                 partial = folder.with_name(f"{folder.name}.partial")
                 shutil.rmtree(partial, ignore_errors=True)  # left by a killed process
@@ -145,9 +149,20 @@ class RemoteFolder:
         (folder / TOKENIZER).write_bytes(data)
         for name in OTHERS:
             try:
-                (folder / name).write_bytes(self._whole(f"tokenizer/{name}"))
+                data = self._whole(f"tokenizer/{name}")
             except FileNotFoundError:
                 continue
+            except RefusedError:  # missing, if what is there is not refused as well
+                facts(url)
+                continue
+            if data.lstrip()[:9].lower().startswith(PAGES):  # by a server that has no status for what is missing
+                continue
+            if name.endswith(".json") and not _is_json(data):
+                raise RemoteError(
+                    f"{self / f'tokenizer/{name}'}: is no JSON; copy the corpus there again, or have the server answer "
+                    "404 for files that it does not have"
+                )
+            (folder / name).write_bytes(data)
 
     def _whole(self, name: str) -> bytes:
         """Return all of a file without caching it."""
@@ -160,6 +175,14 @@ class RemoteFolder:
         if name not in self._small:
             self._small[name] = unchecked(self / name).whole()
         return self._small[name]
+
+
+def _is_json(data: bytes) -> bool:
+    try:
+        json.loads(data)
+    except ValueError:
+        return False
+    return True
 
 
 def _of_size(data: bytes, size: int) -> bytes:

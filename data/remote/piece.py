@@ -15,6 +15,8 @@ class Piece:
     """Name in the cache: derived from the checksum, or from file and version if there is no checksum."""
     checksum: str | None
     """xxh3-64 of the bytes, 16 hex digits, or None if unknown."""
+    version: str | None = None
+    """A value that changes with the file, if no checksum is known."""
 
     @property
     def size(self) -> int:

@@ -26,6 +26,8 @@ class Server:
 
     url: str
     behaviour: Behaviour = well
+    absent: tuple[int, bytes] = (404, b"")
+    """Status and body of the answer for a file that is missing."""
     asked: list[tuple[str, str | None]] = field(default_factory=list)
     """Path and range of each GET."""
     closing: threading.Event = field(default_factory=threading.Event)
@@ -115,7 +117,10 @@ class _Handler(BaseHTTPRequestHandler):
     def _data(self) -> bytes | None:
         path = self.folder / self.path[1:]
         if not path.is_file():
-            self._head(404, 0)
+            status, page = self.server_state.absent
+            self._head(status, len(page))
+            if self.command == "GET":
+                self.wfile.write(page)
             return None
         return path.read_bytes()
 

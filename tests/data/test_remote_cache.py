@@ -9,25 +9,28 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing import get_context
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
+from plumbline.data.config import DataConfig
 from plumbline.data.corpus import open_corpus, read_manifest
 from plumbline.data.damage import DamagedFileError
+from plumbline.data.disk import AWAY
 from plumbline.data.indexed import file_facts
 from plumbline.data.pairs import open_pairs
 from plumbline.data.remote.cache import Cache, CacheConfig
 from plumbline.data.remote.fetch import RemoteError
-from plumbline.data.remote.files import RemoteFile
+from plumbline.data.remote.files import RemoteFile, unchecked
 from plumbline.data.remote.piece import Piece
 from plumbline.data.remote.shelf import Shelf
 from plumbline.data.remote.tokens import RemoteTokens
+from plumbline.launcher.runtime.config.resolve import vocab_size
 from tests.conftest import PATIENCE, REPOSITORY, environment
 from tests.data.servers import Server, serve
 
@@ -36,7 +39,7 @@ def pieces_of_size(folder: Path, url: str, size: int, count: int) -> list[Piece]
     """Make files on a server; return each as a piece."""
     for number in range(count):
         (folder / f"{number}").write_bytes(bytes([number]) * size)
-    return [RemoteFile(f"{url}/{number}", size, None).whole() for number in range(count)]
+    return [unchecked(f"{url}/{number}").whole() for number in range(count)]
 
 
 def kept(cache: Cache, pieces: list[Piece]) -> list[int]:
@@ -63,13 +66,69 @@ def test_what_another_user_made_is_not_read_or_written(tmp_path: Path, monkeypat
     monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
     for use in (Cache(config).locked().__enter__, Cache(config).plan, lambda: Cache(config).open(piece)):
         with pytest.raises(
-            RemoteError, match=rf"data\.cache\.path = {tmp_path}/cache: .*belongs to user {owner}\); each"
+            RemoteError, match=rf"data\.cache\.path = {tmp_path}/cache: .*belongs to user {owner}\); choose another"
         ):
             use()
     for user in (0, owner):
         monkeypatch.setattr(os, "geteuid", lambda user=user: user)
         with Cache(config).locked():
             pass
+
+
+@pytest.mark.parametrize(("path", "reason"), [("file", "it is no folder"), ("file/cache", "Not a directory")])
+def test_a_folder_that_cannot_be_is_named(sharded: Path, tmp_path: Path, path: str, reason: str) -> None:
+    """And not the corpus, of which the vocabulary is asked first."""
+    (tmp_path / "file").write_text("")
+    cache = Cache(CacheConfig(path=str(tmp_path / path)))
+    for use in (cache.locked().__enter__, cache.plan, lambda: vocabulary(sharded, tmp_path / path)):
+        with pytest.raises(
+            RemoteError, match=rf"data\.cache\.path = {tmp_path}/{path}: .*\({reason}\); choose another"
+        ):
+            use()
+
+
+@pytest.mark.parametrize("part", ["lock", "held", "pieces", "plans", "tokenizers.lock", "tokenizers"])
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS, errno.ESTALE])
+def test_a_folder_that_is_full_or_read_only_is_named(
+    sharded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str, code: int
+) -> None:
+    cache, (piece,) = Cache(CacheConfig(path=str(tmp_path / "cache"))), local_pieces(tmp_path / "there", [1000])
+    cache.plan().close()
+    opened = os.open, io.open
+
+    def refused(path: object, writes: bool) -> None:
+        if writes and str(path).startswith(f"{tmp_path}/cache/{part}"):
+            raise OSError(code, os.strerror(code), str(path))
+
+    def low(path: Any, flags: int, *rest: Any, **named: Any) -> int:
+        refused(path, bool(flags & os.O_CREAT))
+        return opened[0](path, flags, *rest, **named)
+
+    def high(path: Any, mode: str = "r", *rest: Any, **named: Any) -> Any:
+        refused(path, "w" in mode)
+        return opened[1](path, mode, *rest, **named)
+
+    monkeypatch.setattr(os, "open", low)
+    monkeypatch.setattr(io, "open", high)
+    uses: dict[str, Callable[[], object]] = {
+        "plans": cache.plan,
+        "tokenizers": lambda: open_corpus(f"file://{sharded}", cache._config),
+    }
+    use = uses.get(part.partition(".")[0], lambda: cache.open(piece))
+    if code in AWAY:  # of a disk that will be back, for which a job starts again
+        with pytest.raises(OSError, match="Stale") as raised:
+            use()
+        assert raised.value.errno == code
+        return
+    words = rf"data\.cache\.path = {tmp_path}/cache: {tmp_path}/cache/{part}.*\({os.strerror(code)}\); choose another"
+    with pytest.raises(RemoteError, match=words):
+        use()
+
+
+def vocabulary(corpus: Path, cache: Path) -> int:
+    source = {"path": f"file://{corpus}"}
+    data = {"train": [source], "sequence_length": 8, "global_batch_size": 1, "micro_batch_size": 1}
+    return vocab_size(DataConfig.model_validate({**data, "cache": {"path": str(cache)}}))
 
 
 @pytest.mark.parametrize("name", ["lock", "held"])
@@ -124,7 +183,7 @@ def local_pieces(folder: Path, sizes: Sequence[int]) -> list[Piece]:
     folder.mkdir()
     for number, size in enumerate(sizes):
         (folder / f"{number}").write_bytes(bytes(size))
-    return [RemoteFile(f"file://{folder}/{number}", size, None).whole() for number, size in enumerate(sizes)]
+    return [unchecked(f"file://{folder}/{number}").whole() for number in range(len(sizes))]
 
 
 def in_pieces(cache: Cache) -> dict[str, tuple[int, int]]:
@@ -305,10 +364,9 @@ def test_a_piece_that_is_cut_while_it_is_read_is_an_error(
     byte_corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And no tokens that nobody wrote."""
-    paths = [byte_corpus / f"train.{ending}" for ending in ("bin", "idx")]
-    stored, index = (RemoteFile(f"file://{path}", path.stat().st_size, None) for path in paths)
+    stored, index = (unchecked(f"file://{byte_corpus}/train.{ending}") for ending in ("bin", "idx"))
     tokens = RemoteTokens(Cache(CacheConfig(path=str(tmp_path / "cache"))), stored, index)
-    assert tokens.read(0, 10).tolist() == np.fromfile(paths[0], "<u2", 10).tolist()
+    assert tokens.read(0, 10).tolist() == np.fromfile(byte_corpus / "train.bin", "<u2", 10).tolist()
     opened = Cache.open
 
     def cut(cache: Cache, piece: Piece) -> BinaryIO:

@@ -10,7 +10,7 @@ from plumbline.data.config import DataConfig
 from plumbline.data.corpus import corpora_beside, read_manifest
 from plumbline.data.manifest import MANIFEST
 from plumbline.data.paths import is_url
-from plumbline.data.remote.fetch import RemoteError
+from plumbline.data.remote.fetch import RefusedError, RemoteError
 from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.parse import check_written, parse, takes_shape_from_stock, with_whole_numbers
 from plumbline.launcher.runtime.config.schema import Config
@@ -48,13 +48,17 @@ def vocab_size(data: DataConfig) -> int:
 
     Raises:
         ConfigError: the corpus is missing, or does not have it.
-        RemoteError: the corpus is at a URL whose server does not answer.
+        RemoteError: the corpus is at a URL whose server does not answer, or refuses corpus.json.
     """
     first = data.train[0]
     if first.task is not None:
         return first.task.vocab_size
     try:
         return read_manifest(first.paths[0], data.cache).vocab_size
+    except RefusedError as error:
+        raise RefusedError(
+            f"{error}; or set model.vocab_size, if {first.paths[0]} is pairs without corpus.json"
+        ) from error
     except RemoteError:  # says why it cannot be had
         raise
     except (OSError, ValueError) as error:
