@@ -40,6 +40,8 @@ from plumbline.launcher.runtime.system.tail import lines_from_end
 WEIGHTS = "; to change it from here on, give the source weight_changes"
 """Advice in an error about a changed weight of a source."""
 SOURCES = "data.train"
+JOINS = "; to add a source from here on, give it weight: 0 and weight_changes: [{{tokens: {tokens}, weight: 1}}]"
+"""Advice in an error about a source that is new, for the manifest of the checkpoint."""
 LOST = (
     "; keep each source that was read (weight_changes: [{{tokens: {tokens}, weight: 0}}] ends it here), and add others "
     "with weight: 0 and weight_changes"
@@ -297,10 +299,15 @@ def check_resume(
         drawn = entered_before(old.data, _data_steps_drawn(folder), drawn)  # one that was to join may go
         old = old.model_copy(update={"data": old.data.model_copy(update={"train": new.data.train})})
     found = changes(old, new, RESUMED)
+    joins = ""
     if SOURCES in found:  # of other numbers of them: their names, not all of their keys
         was, becomes = ([source.label for source in config.data.train] for config in (old, new))
         found[SOURCES] = was, becomes
-    lines = [f"  {path}: {was!r} -> {becomes!r}{_way_out(path)}" for path, (was, becomes) in found.items()]
+        joins = JOINS.format_map(manifest) if set(becomes) - set(was) else ""
+    lines = [
+        f"  {path}: {was!r} -> {becomes!r}{joins if path == SOURCES else _way_out(path)}"
+        for path, (was, becomes) in found.items()
+    ]
     total_steps = last_step(new)
     if manifest["step"] > total_steps:
         raise CheckpointError(
