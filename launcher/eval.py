@@ -146,7 +146,8 @@ def main() -> None:
 
 def score_tasks(arguments: argparse.Namespace) -> None:
     """Find lm_eval's tasks, load the model, score, print."""
-    tasks = harness_tasks.find_tasks(arguments.tasks.split(","), arguments.task_folder or [])
+    names = [name.strip() for name in arguments.tasks.split(",")]
+    tasks = harness_tasks.find_tasks(names, arguments.task_folder or [])
     model = load_model(arguments.model, device_named(arguments.device), DTYPES[arguments.dtype], arguments.average)
     if model.tokenizer_path is None:
         raise ValueError(f"{model.source}: has no tokenizer, so the text of --tasks cannot be turned into tokens")

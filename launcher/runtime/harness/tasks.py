@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from plumbline.launcher.runtime.harness.checks import TaskError, cause_in_task, check
 from plumbline.launcher.runtime.models.open import LoadedModel
 
 KEPT = ("results", "groups", "group_subtasks", "versions", "n-shot", "n-samples", "higher_is_better")
@@ -33,7 +34,8 @@ def find_tasks(names: Sequence[str], folders: Sequence[Path]) -> Tasks:
         folders: folders with YAML files of tasks, which override lm_eval's own of the same name.
 
     Raises:
-        ValueError: lm_eval is not installed, a folder or task is missing, or a task's data cannot be read.
+        ValueError: lm_eval is not installed, a folder or task is missing, a task's data cannot be read, or a label or
+            metric of it is none.
     """
     _require_lm_eval()
     absent = [str(folder) for folder in folders if not folder.is_dir()]
@@ -62,7 +64,8 @@ def score_tasks(
         model: any loaded model.
         tokenizer: its own.
         tasks: see `find_tasks`.
-        num_fewshot: examples before each question; None uses the task's own number. A task that specifies 0 keeps it.
+        num_fewshot: examples before each question; None uses the task's own number. A task that specifies 0 keeps it,
+            and one that scores whole texts has none.
         limit: use only the first `limit` documents of each task; None uses all.
         batch_size: sequences in one forward pass.
         bootstrap: resamples for standard errors of metrics that are not means; 0 disables all standard errors.
@@ -132,13 +135,17 @@ def _index(names: Sequence[str], folders: Sequence[Path]) -> Any:
 
 
 def _load(name: str, manager: Any) -> list[Any]:
-    """Load the group or the tasks of a name.
+    """Load the group or the tasks of a name, and check them.
 
     Raises:
-        ValueError: they cannot be loaded.
+        ValueError: they cannot be loaded, or something is wrong with one.
     """
     try:
         loaded = manager.load([name])
+        for task in loaded["tasks"].values():
+            check(task)
+    except TaskError:
+        raise
     except ConnectionError as error:
         raise ValueError(
             f"--tasks {name}: its data is on the Hugging Face hub, which cannot be reached ({_first_line(error)}); run "
@@ -147,11 +154,16 @@ def _load(name: str, manager: Any) -> list[Any]:
         ) from error
     except Exception as error:  # a task is third-party YAML, possibly with Python: anything can be wrong with it
         causes = [error] if error.__cause__ is None else [error, error.__cause__]
+        if known := cause_in_task(causes[-1]):
+            raise TaskError(known) from error
         what = ": ".join(f"{type(cause).__name__}: {_first_line(cause)}" for cause in causes)
         raise ValueError(
             f"--tasks {name}: lm_eval cannot load it: {what}; look into its YAML (data_files are relative to the "
             "working directory)"
         ) from error
+    for task in loaded["tasks"].values():
+        if task.OUTPUT_TYPE == "loglikelihood_rolling":
+            task.set_config(key="num_fewshot", value=0)  # before a text that is scored whole there is nothing to show
     groups = loaded.get("groups", {})
     return [groups[name]] if name in groups else list(loaded["tasks"].values())
 

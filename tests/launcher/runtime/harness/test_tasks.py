@@ -137,6 +137,11 @@ def test_examples_and_a_limit_are_taken_over(model: LoadedModel, tokenizer: Any,
     assert (plain["n-shot"]["choices"], shown["n-shot"]["choices"]) == (0, 2)
 
 
+def test_a_text_that_is_scored_whole_has_no_examples(model: LoadedModel, tokenizer: Any, place: Path) -> None:
+    scores = score_tasks(model, tokenizer, find_tasks(["held_out"], both_folders(place)), limit=1, num_fewshot=2)
+    assert next(harness_tasks.lines(scores)).endswith(", 0-shot")
+
+
 def test_a_run_and_its_export_agree(model: LoadedModel, exported: LoadedModel, tokenizer: Any, place: Path) -> None:
     names = ["held_out", "choices", "continue"]
     ours, stock = (
@@ -266,7 +271,7 @@ def test_a_line_for_each_metric(
     trained: Path, place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folders = [word for folder in both_folders(place) for word in ("--task-folder", str(folder))]
-    arguments = ["--model", str(trained), "--tasks", "choices,continue", *folders, "--limit", "2"]
+    arguments = ["--model", str(trained), "--tasks", "choices, continue ", *folders, "--limit", "2"]
     monkeypatch.setattr(sys, "argv", ["eval.py", *arguments])
     entry_point.main()
     lines = [re.sub(" +", " ", line) for line in capsys.readouterr().out.splitlines()]
@@ -333,24 +338,69 @@ def test_a_task_whose_data_is_on_the_hub_says_so(evaluate: Evaluate, trained: Pa
 
 
 @pytest.mark.parametrize(
-    ("data", "split", "message"),
+    ("data", "message"),
     [
-        (None, "test", "FileNotFoundError"),
-        ('{"text": "x"}\nno JSON\n', "test", r"DatasetGenerationError: [^:]+: \w+: "),  # and why
-        ('{"text": "x"}\n', "exam", "KeyError: 'exam'"),
+        (None, "FileNotFoundError"),
+        ('{"text": "x"}\nno JSON\n', r"DatasetGenerationError: [^:]+: \w+: "),  # and why
     ],
 )
-def test_a_task_that_cannot_be_loaded_is_named(place: Path, data: str | None, split: str, message: str) -> None:
+def test_a_task_that_cannot_be_loaded_is_named(place: Path, data: str | None, message: str) -> None:
     file = place / "data.jsonl"
     if data is not None:
         file.write_text(data, encoding="utf-8")
     folder = local_task(place, "broken", file)
-    yaml = folder / "broken.yaml"
-    yaml.write_text(yaml.read_text().replace("test_split: test", f"test_split: {split}"), encoding="utf-8")
     with pytest.raises(ValueError, match="--tasks broken: lm_eval cannot load it: ") as told:
         find_tasks(["broken"], [folder])
     assert re.search(message, str(told.value))
     assert "data_files are relative to the working directory" in str(told.value)
+
+
+GOOD = {"question": "q", "choices": ["a", "b"], "answer": 1}
+
+
+@pytest.mark.parametrize(
+    ("rows", "yaml", "message"),
+    [
+        ([GOOD, GOOD | {"answer": 2}], ("", ""), r"document 1: the answer 2 is none of the 2 choices, in {'question'"),
+        ([GOOD, GOOD | {"answer": -1}], ("", ""), "document 1: the answer -1 is none"),
+        ([GOOD | {"answer": 2}, GOOD], ("", ""), "document 0: the answer 2 is none of the 2 choices, in {'question'"),
+        ([GOOD | {"answer": "a"}, GOOD | {"answer": "A"}], ("", ""), "document 1: the answer 'A' is none"),
+        ([GOOD | {"answer": [0, 1]}, GOOD | {"answer": [1, 2]}], ("", ""), "document 1: the answer 2 is none"),
+        ([GOOD | {"choices": ["a", ""]}], ("", ""), "document 0: a choice is empty, in {'question'"),
+        ([GOOD], ("test_split: test", "test_split: exam"), "test_split: exam is no split of its data, which has test$"),
+        ([GOOD], ("fewshot_split: test", "fewshot_split: exam"), "fewshot_split: exam is no split"),
+        ([GOOD], ("metric: acc,", "metric: akk,"), "lm_eval has no metric akk for output_type multiple_choice"),
+        ([GOOD], ("metric: acc,", "metric: perplexity,"), "lm_eval has no metric perplexity for output_type multiple"),
+    ],
+)
+def test_what_is_wrong_with_a_task_is_told(
+    place: Path, rows: list[dict[str, Any]], yaml: tuple[str, str], message: str
+) -> None:
+    """Where lm_eval would score 0, leave the metric out, or have no word but that of a list or a string."""
+    write_lines(place / "corpora" / "choices.jsonl", rows)
+    text = (REPOSITORY / "configs" / "harness" / "choices.yaml").read_text(encoding="utf-8")
+    (place / "mine" / "wrong.yaml").write_text(text.replace("task: choices", "task: wrong").replace(*yaml))
+    with pytest.raises(ValueError, match=f"^--tasks wrong: (metric_list: )?{message}"):
+        find_tasks(["wrong"], [place / "mine"])
+
+
+def test_metrics_that_need_more_than_one_answer_are_known(place: Path) -> None:
+    """And those of the other kinds of requests, as a group has them."""
+    choices = (REPOSITORY / "configs" / "harness" / "choices.yaml").read_text(encoding="utf-8")
+    lasts = CONTINUE.replace("task: continue", "task: lasts").replace("generate_until", "loglikelihood")
+    lasts = re.sub("generation_kwargs.*\n", "", lasts).replace('doc_to_target: ""', "doc_to_target: end")
+    lasts = lasts.replace("metric: exact_match, aggregation: mean", "metric: perplexity, aggregation: perplexity")
+    texts = {
+        "mutual": choices.replace("task: choices", "task: mutual").replace("metric: acc,", "metric: acc_mutual_info,"),
+        "lasts": lasts,
+        "both": "group: both\ntask: [mutual, lasts]\n",
+    }
+    for name, text in texts.items():
+        (place / "mine" / f"{name}.yaml").write_text(text, encoding="utf-8")
+    find_tasks(["both"], [place / "mine"])
+    (place / "mine" / "lasts.yaml").write_text(lasts.replace("metric: perplexity", "metric: acc_norm"))
+    with pytest.raises(ValueError, match=r"^--tasks lasts: metric_list: lm_eval has no metric acc_norm"):
+        find_tasks(["both"], [place / "mine"])
 
 
 @pytest.mark.parametrize(
