@@ -23,8 +23,8 @@ def last_part(path: str | os.PathLike[str]) -> str:
 
 
 def is_url(path: object) -> bool:
-    """Return whether a path is a URL for fsspec."""
-    return re.match(r"[a-z][a-z0-9+.-]*://", str(path)) is not None
+    """Return whether a path is a URL for fsspec, whose protocol may have capitals."""
+    return re.match(r"[a-z][a-z0-9+.-]*://", str(path), re.IGNORECASE) is not None
 
 
 def check_url(url: str) -> None:
@@ -34,8 +34,10 @@ def check_url(url: str) -> None:
         ValueError: it contains a user name, a password or a signature.
     """
     protocol, _, rest = url.partition("://")
-    # A password may hold a slash, so an @ counts anywhere after a colon
-    place = rest if ":" in rest.rpartition("@")[0] else rest.partition("/")[0]
+    protocol = protocol.lower()
+    # A password may hold a slash, so an @ counts anywhere after a colon, unless that is before a port
+    has_password = ":" in rest.rpartition("@")[0] and not re.match(r"[^/:@]+:\d{1,5}/", rest)
+    place = rest if has_password else rest.partition("/")[0]
     if ("@" in place and protocol != "hf") or "::" in url:
         host = re.split("[/?;#%]", place.rpartition("@")[2])[0]
         raise ValueError(

@@ -54,7 +54,8 @@ def file_system(url: str) -> tuple[Any, str]:
     Raises:
         RemoteError: the package for the protocol is missing or fails to start.
     """
-    protocol = url.partition("://")[0]
+    protocol, _, rest = url.partition("://")
+    protocol = protocol.lower()  # fsspec knows no other
     try:
         fs = _file_system(os.getpid(), protocol, url.split("/")[2])
     except ImportError as error:
@@ -63,7 +64,7 @@ def file_system(url: str) -> tuple[Any, str]:
         raise RemoteError(f"{url}: {protocol}:// needs a package that is not installed: {remedy}") from error
     except Exception as error:  # from any of many packages: unknown protocols, incomplete credentials
         raise RemoteError(f"{url}: cannot be opened ({_describe(error)})") from error
-    return fs, fs._strip_protocol(url)
+    return fs, fs._strip_protocol(f"{protocol}://{rest}")
 
 
 @lru_cache(maxsize=64)

@@ -407,6 +407,9 @@ def test_the_folder_never_exceeds_its_limit(blocky: Path, tmp_path: Path) -> Non
         "s3://key:hidden@bucket/corpus",
         "s3://key:hid/hidden@bucket/corpus",
         "s3://key:hid?hidden@bucket/corpus",
+        "s3://key:123456/hidden@bucket/corpus",
+        "http://me:hidden@host:8000/corpus",
+        "HTTPS://host/corpus?hidden",
     ],
 )
 def test_a_url_with_a_secret_is_refused_and_not_repeated(url: str, tmp_path: Path) -> None:
@@ -419,9 +422,27 @@ def test_a_url_with_a_secret_is_refused_and_not_repeated(url: str, tmp_path: Pat
             assert "hidden" not in str(caught.value)
 
 
-@pytest.mark.parametrize("url", ["s3://b/c/train-0?.idx", "hf://datasets/a:b@c/d", "s3://b/day=1/c", "s3://b/a@b"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "s3://b/c/train-0?.idx",
+        "hf://datasets/a:b@c/d",
+        "HF://datasets/a:b@c/d",
+        "s3://b/day=1/c",
+        "s3://b/a@b",
+        "http://host:8000/a@b",
+        "http://host:8000/a:b@c",
+    ],
+)
 def test_a_url_without_a_secret_is_taken(url: str) -> None:
     assert SourceConfig(path=url).paths == [url]
+
+
+def test_a_protocol_may_have_capitals(sharded: Path, server: Server, bucket: str, tmp_path: Path) -> None:
+    expected = read(config(str(sharded), tmp_path), 0, 3)
+    for url in (f"{server.url}/sharded", f"{bucket}/sharded", f"file://{sharded}"):
+        protocol, _, rest = url.partition("://")
+        assert read(config(f"{protocol.upper()}://{rest}", tmp_path / "cache"), 0, 3) == expected
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from plumbline.data.disk import AWAY
+from plumbline.data.paths import is_url
 from plumbline.launcher.runtime.cluster.nodes import own_job
 from plumbline.launcher.runtime.commands.completion import complete
 from plumbline.launcher.runtime.commands.interrupts import interrupts
@@ -249,6 +250,8 @@ def as_argument(parse: Callable[[str], int]) -> Callable[[str], int]:
 def existing(text: str) -> Path:
     """Return the path of an existing file or folder, for argparse."""
     path = Path(text)
+    if is_url(text):
+        raise argparse.ArgumentTypeError(f"{text}: files and folders of this machine are taken here; copy it here")
     if not path.exists():
         beside = [other.name for other in path.parent.glob(f"*{path.suffix}") if not other.name.startswith(".")]
         closest = get_close_matches(path.name, beside, n=10, cutoff=0)

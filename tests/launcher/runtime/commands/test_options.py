@@ -26,6 +26,11 @@ def test_a_path_that_is_not_there_is_answered_with_those_most_like_it(tmp_path: 
         cli.existing(str(tmp_path / "empty" / "hidden"))
 
 
+def test_a_url_where_a_path_is_taken_is_no_missing_path() -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match=r"^http://host/a: files and folders .*; copy it here$"):
+        cli.existing("http://host/a")
+
+
 @pytest.mark.parametrize("given", [["--optimizer.lr=1"], ["--optimizer.lr", "1"], ["-optimizer.lr=1"]])
 def test_an_override_written_as_an_option_is_told_how_it_is_written(
     given: list[str], capsys: pytest.CaptureFixture[str]
