@@ -58,16 +58,20 @@ def from_stock(entries: Mapping[str, Any], weights: Weights, config: ModelConfig
     weights = {name: weight for name, weight in weights.items() if not name.endswith(STORED_CONSTANT)}
     if config.tie_word_embeddings:
         weights.pop("lm_head.weight", None)
+    weights = KINDS[entries["model_type"]].our_names(weights, config)
+    return fold_multipliers(weights, config, missing_multipliers(entries, config, multipliers))
+
+
+def missing_multipliers(entries: Mapping[str, Any], config: ModelConfig, multipliers: Multipliers) -> Multipliers:
+    """Return what the weights of a stock class are multiplied by to become ours; arguments as for `from_stock`."""
     kind, usual = KINDS[entries["model_type"]], 1 / math.sqrt(config.head_dim)
-    weights = kind.our_names(weights, config)
     stock = Multipliers(attention=usual) if kind.multipliers is None else kind.multipliers(entries)
-    missing = Multipliers(
+    return Multipliers(
         attention=stock.attention / multipliers.attention * usual,  # folding is relative to the usual scale
         embedding=stock.embedding / multipliers.embedding,
         residual=stock.residual / multipliers.residual,
         output=stock.output / multipliers.output,
     )
-    return fold_multipliers(weights, config, missing)
 
 
 def check_skip(config: ModelConfig, multipliers: Multipliers) -> None:

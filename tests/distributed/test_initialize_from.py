@@ -138,6 +138,31 @@ def test_the_thoughts_of_an_export_are_not_taken_for_weights(folder: Path, witho
     assert weights.keys() == expected.keys()
 
 
+def test_a_run_that_thinks_starts_with_the_thinker_of_the_folder_or_says_that_it_does_not(
+    folder: Path, without_model: Path, world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The gain stays below its start of 1, which a run would draw."""
+    source = tmp_path / "thinks"
+    shutil.copytree(folder, source)
+    tensors = {"role": torch.linspace(-1, 1, 64), "gain": torch.tensor([0.01])}
+    save_file(tensors, source / "lookahead.safetensors", {"settings": json.dumps({"norm_eps": None})})
+    begin = [f"train.initialize_from={source}", "model.initializer_range=0.02"]
+    thinks = "objective.name=latent_lookahead"
+    config = load_config(without_model, [*begin, thinks])
+    weights = whole_weights(DeepSpeedEngine(config, world, initial_weights.initial_weights(config)))
+    assert torch.equal(weights["objective.thinker.role"], tensors["role"])
+    assert weights["objective.thinker.gain"].item() == pytest.approx(0.5)
+    assert f"thoughts from {source}/lookahead.safetensors\n" in capsys.readouterr().out
+    for other in ([thinks, "objective.growth=fixed"], ["objective.name=registers"], ["objective.name=coconut"]):
+        found = initial_weights.initial_weights(load_config(without_model, [*begin, *other]))
+        assert found is not None
+        assert not any(name.startswith("objective.") for name in found)
+        assert " adds starts anew: " in capsys.readouterr().out
+    (source / "lookahead.safetensors").write_bytes(b"cut")
+    with pytest.raises(ValueError, match=r"lookahead\.safetensors: cannot be read"):
+        initial_weights.initial_weights(config)
+
+
 def test_documents_stay_apart_as_the_folder_says_unless_the_run_says_otherwise(
     folder: Path, without_model: Path, tmp_path: Path
 ) -> None:

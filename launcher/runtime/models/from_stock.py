@@ -1,13 +1,15 @@
 """Start a run from the weights of a stock Hugging Face model (train.initialize_from), for continued pretraining.
 
 The model section must match the folder; if left out, it is taken from there. Before its first step the run computes the
-folder's function, whatever the parameterization's multipliers (model/export/from_stock.py). A resume continues from the
-run's own checkpoints and does not read the folder again.
+folder's function, whatever the parameterization's multipliers (model/export/from_stock.py). A run with latent lookahead
+thinks as an exported folder does. A resume continues from the run's own checkpoints and does not read the folder again.
 """
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 
+from safetensors import safe_open
 from torch import Tensor
 
 from plumbline.data.damage import DamagedFileError, reading
@@ -30,9 +32,12 @@ from plumbline.launcher.runtime.models.open import load_tokenizer
 from plumbline.launcher.runtime.ranks.collectives import gather_objects
 from plumbline.launcher.runtime.ranks.world import World
 from plumbline.launcher.runtime.run.inputs import Inputs
-from plumbline.launcher.runtime.system.log import LOG
+from plumbline.launcher.runtime.system.log import LOG, TRAINING
 from plumbline.model.attention import attention_kind
+from plumbline.model.export import thinker
+from plumbline.model.export.fold import Weights
 from plumbline.model.export.from_stock import check_skip, from_stock
+from plumbline.model.objectives.latent_lookahead import LatentLookaheadConfig
 from plumbline.model.parameterization.multipliers import multipliers
 from plumbline.model.parameterization.skeleton import parameter_shapes
 from plumbline.model.stock_inputs import DOCUMENT_MASK
@@ -160,7 +165,8 @@ def _download(spec: str) -> None:
 def initial_weights(config: Config) -> Mapping[str, Tensor] | None:
     """Return the initial fp32 weights by our names; missing ones (all if None) are drawn instead.
 
-    A model on the hub must have been downloaded, see `fetch`.
+    Log whether the tensors of the run's objective are among them. A model on the hub must have been downloaded, see
+    `fetch`.
 
     Raises:
         DamagedFileError: the folder lacks tensors that its configuration requires.
@@ -187,7 +193,36 @@ def initial_weights(config: Config) -> Mapping[str, Tensor] | None:
     if found != expected:
         names = sorted(name for name in {*found, *expected} if found.get(name) != expected.get(name))
         raise DamagedFileError(f"{source}: {folder} has other tensors: {', '.join(names[:4])}")
-    return weights
+    return {**weights, **_objective_weights(config, folder)}
+
+
+def _objective_weights(config: Config, folder: Path) -> Weights:
+    """Return the tensors of the run's objective that the folder holds: all, or none. Log which, if there are any."""
+    whole = parameter_shapes(config.model, config.objective)
+    expected = {name: shape for name, shape in whole.items() if name not in parameter_shapes(config.model)}
+    if not expected:
+        return {}
+    file, found = folder / thinker.FILE, None
+    if isinstance(config.objective, LatentLookaheadConfig) and file.is_file():
+        found = _read_thinker(config, file)
+    if found is not None and {name: tuple(weight.shape) for name, weight in found.items()} == expected:
+        TRAINING.info(f"thoughts from {file}")
+        return found
+    TRAINING.info(
+        f"what objective.name = {config.objective.name} adds starts anew: {folder} has no such tensors of this shape"
+    )
+    return {}
+
+
+def _read_thinker(config: Config, file: Path) -> Weights | None:
+    """Return the tensors of an exported thinker under our names, or None if the run's decoder cannot use them."""
+    with reading(file):
+        with safe_open(file, "pt") as opened:
+            tensors = {name: opened.get_tensor(name).float() for name in opened.keys()}  # noqa: SIM118 - no mapping
+            settings = json.loads(opened.metadata()["settings"])
+        check_finite(tensors, file.parent, "copy the folder again, or start from another model")
+        forward = multipliers(config.model, config.parameterization)
+        return thinker.thinker_from(stock_entries(file.parent), settings, tensors, config.model, forward)
 
 
 def _fetched_folder(spec: str) -> Path:

@@ -4,6 +4,7 @@ As in test_export.py, no multiplier of the decoders is 1.
 """
 
 import importlib.util
+import json
 import re
 import sys
 from collections.abc import Callable
@@ -13,15 +14,24 @@ from typing import Any, cast
 import pytest
 import torch
 from safetensors import safe_open
+from safetensors.torch import load_file
+from torch import Tensor
 
 import plumbline.launcher.generate
+from plumbline.launcher.runtime.config.stock import stock_entries
 from plumbline.launcher.runtime.export.hugging_face import export
 from plumbline.launcher.runtime.models.open import load_model
+from plumbline.model.attention.context import LayerCache
+from plumbline.model.config import ModelConfig
 from plumbline.model.export import thinker
 from plumbline.model.export.fold import Weights
+from plumbline.model.export.from_stock import from_stock, model_section
 from plumbline.model.lookahead.generation import Trigger, generate_thinking
+from plumbline.model.lookahead.generation import think as think_once
 from plumbline.model.objectives.latent_lookahead import LatentLookahead, LatentLookaheadConfig
 from plumbline.model.objectives.objective import TrainedLM
+from plumbline.model.parameterization.config import ParameterizationConfig
+from plumbline.model.parameterization.multipliers import multipliers
 from tests.model.conftest import Enliven, MakeModel, continued, loaded
 
 NEW = 12
@@ -124,6 +134,72 @@ def test_the_folder_thinks_as_the_run_does(
     # Drawn hot, so that even a model that repeats itself says much about its logits
     expected = ours(model, Trigger("every", 2), **HOT, generator=torch.Generator().manual_seed(0))
     assert list(theirs.continuation(PROMPT, NEW, "every:2", **HOT)) == expected
+
+
+PROJECTED: dict[str, Any] = {"embedding_projection": True}
+
+
+@pytest.mark.parametrize(
+    ("target", "shape", "look"),
+    [
+        ("auto", {"family": "llama"}, {}),
+        ("auto", {"tie_word_embeddings": True, "sliding_window": 6}, {**COMMIT, **CAUSAL}),
+        ("granite", {"family": "llama"}, FIXED),
+        ("granite", {"family": "llama", "tie_word_embeddings": True}, {}),
+        ("auto", {"family": "gpt2", "tie_word_embeddings": True}, FIXED),
+        ("auto", OP, {}),
+        ("auto", {**SANDWICH, "qk_norm": "none"}, FIXED),
+        ("auto", {"parallel": True, "norm": "layernorm", "norm_bias": False, "qk_norm": "none"}, {}),
+    ],
+)
+@torch.no_grad()
+def test_a_decoder_of_the_folder_s_weights_thinks_as_the_folder_does(
+    make_thinking: MakeThinking, tmp_path: Path, target: str, shape: dict[str, Any], look: dict[str, Any]
+) -> None:
+    """Under another parameterization than the exported run had."""
+    source, folder = make_thinking(look, **shape), tmp_path / "out"
+    export(loaded(source, tmp_path), folder, target)
+    model = started_from(folder, source, {"rule": "completep", "base_hidden_size": 8, "base_num_hidden_layers": 3})
+    assert model is not None
+    expected, found = (slots(each) for each in (source, model))
+    assert ((found - expected).abs().max() / expected.abs().max()).item() <= 1e-5
+
+
+@pytest.mark.parametrize(("target", "shape"), [("compat", OP), ("auto", {**PROJECTED, "final_norm": True})])
+def test_a_thinker_that_needs_a_norm_or_a_projection_is_not_taken_over(
+    make_thinking: MakeThinking, tmp_path: Path, target: str, shape: dict[str, Any]
+) -> None:
+    source, folder = make_thinking({}, **shape), tmp_path / "out"
+    export(loaded(source, tmp_path), folder, target)
+    assert started_from(folder, source, {"rule": "sp"}) is None
+
+
+def started_from(folder: Path, source: TrainedLM, rule: dict[str, Any]) -> TrainedLM | None:
+    """Return the model with which a run starts from a folder, or None if it cannot think as the folder does."""
+    entries = stock_entries(folder)
+    config = ModelConfig.model_validate(model_section(entries))
+    applied = multipliers(config, ParameterizationConfig.model_validate(rule))
+    with safe_open(folder / thinker.FILE, "pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+        settings = json.loads(file.metadata()["settings"])
+    thoughts = thinker.thinker_from(entries, settings, tensors, config, applied)
+    if thoughts is None:
+        return None
+    look = cast(LatentLookahead, source.objective).config
+    model = TrainedLM(config, applied, look.make(config, applied, 0))
+    plain = from_stock(entries, load_file(folder / "model.safetensors"), config, applied)
+    model.load_state_dict({**plain, **thoughts}, strict=not config.tie_word_embeddings)
+    model.tie_weights()
+    return model.eval()
+
+
+def slots(model: TrainedLM) -> Tensor:
+    """Return the logits of a thought's slots at the end of the prompt."""
+    cache = cast(list[LayerCache], model.new_cache(1, PROMPT.size(1)))
+    look = cast(LatentLookahead, model.objective)
+    states, _ = think_once(model, look.thinker, model.model(PROMPT, cache=[*cache])[:, -1:], cache)
+    logits: Tensor = model.lm_head(states[0], None, 0.0)
+    return logits
 
 
 def test_every_way_to_think_and_to_draw_is_the_same(make_thinking: MakeThinking, tmp_path: Path) -> None:
