@@ -23,6 +23,7 @@ from plumbline.launcher.runtime.sweep.seed_means import Estimate, estimate
 
 COLUMNS = {
     "loss": "loss",
+    "thinking_loss": "thinking loss",
     "exact_match": "exact match",
     "thinking_exact_match": "thinking",
     "answer_match": "answer match",
@@ -34,11 +35,13 @@ COLUMNS = {
     "w8a8_delta": "int8 adds",
     "tokens_per_second": "tokens/s",
 }
-PLOTTED = ("loss", *MATCHES)
+LOSSES = ("loss", "thinking_loss")
+PLOTTED = (*LOSSES, *MATCHES)
 SUBTRACTED = (*PLOTTED, "kurt", "w8a8_delta")
-Merit = Literal["loss", "exact_match", "thinking_exact_match", "answer_match", "thinking_answer_match"]
+Merit = Literal["loss", "thinking_loss", "exact_match", "thinking_exact_match", "answer_match", "thinking_answer_match"]
 MERITS: dict[Merit, tuple[str, ...]] = {
-    "loss": (),
+    "loss": ("loss",),
+    "thinking_loss": ("thinking_loss", "loss"),
     "exact_match": ("exact_match",),
     "thinking_exact_match": ("thinking_exact_match", "exact_match"),
     "answer_match": ("answer_match",),
@@ -113,7 +116,7 @@ class ComparisonConfig(BaseModel, extra="forbid", frozen=True, strict=True):
     """An axis whose labels are kept apart, with a table for each; all remaining axes are tuned."""
     by: Merit = "loss"
     """Criterion for choosing points and ordering rows: the loss, exact_match, answer_match, or one of these with
-    thoughts (without for variants that do not think). If there are no matches, the loss."""
+    thoughts (thinking_loss, ...; without for variants that do not think). If there are no matches, the loss."""
     solved: Annotated[float, Field(gt=0, le=1)] | None = None
     """A threshold for `by`: report how many seeds of the best point reach it at the end, and at which step each first
     did."""
@@ -123,7 +126,7 @@ class ComparisonConfig(BaseModel, extra="forbid", frozen=True, strict=True):
 
     @model_validator(mode="after")
     def _solves_something(self) -> "ComparisonConfig":
-        if self.solved is not None and not MERITS[self.by]:
+        if self.solved is not None and self.by in LOSSES:
             raise ValueError(
                 f"solved = {self.solved} is a share of right answers: by = {self.by!r} has none; say "
                 "by: exact_match, or another of its kind"
@@ -252,8 +255,8 @@ def _subtracted(
 def _merit(point: Point, by: Merit) -> tuple[float, float]:
     """Return a sort key for the quality of a point, larger being better; ties in matches are broken by lower loss."""
     known = [point[key].mean for key in MERITS[by] if key in point]
-    matched = known[0] if known else -math.inf
-    return matched, -point["loss"].mean
+    first = known[0] if known else -math.inf
+    return -first if by in LOSSES else first, -point["loss"].mean
 
 
 def _point(cells: Sequence[Result]) -> Point | None:
@@ -269,6 +272,7 @@ def _quantities(cell: Result) -> dict[str, float | None]:
     """Return a cell's value for each of COLUMNS, or None if missing."""
     outliers = cell.outcome.outliers
     known = vars(cell.outcome) | ({} if outliers is None else vars(outliers))
+    known |= {"thinking_loss": cell.outcome.thinking_loss}
     return {key: known.get(key) for key in COLUMNS}
 
 

@@ -36,7 +36,8 @@ def draw(summary: ComparisonSummary) -> Figure:
 
 def _panel(axes: Axes, variants: Mapping[str, Variant]) -> None:
     matched = any("exact_match" in variant.seeds for variant in variants.values())
-    thinks = any("thinking_exact_match" in variant.seeds for variant in variants.values())
+    plain = "exact_match" if matched else "loss"
+    thinks = any(f"thinking_{plain}" in variant.seeds for variant in variants.values())
     for row, variant in enumerate(variants.values()):
         if variant.best is None:
             axes.text(
@@ -50,9 +51,9 @@ def _panel(axes: Axes, variants: Mapping[str, Variant]) -> None:
                 transform=axes.get_yaxis_transform(),
             )
             continue
-        both = "thinking_exact_match" in variant.seeds
-        _mark(axes, variant, "exact_match" if matched else "loss", row - 0.17 * both, PLAIN)
-        _mark(axes, variant, "thinking_exact_match", row + 0.17, THOUGHTS)
+        both = f"thinking_{plain}" in variant.seeds
+        _mark(axes, variant, plain, row - 0.17 * both, PLAIN)
+        _mark(axes, variant, f"thinking_{plain}", row + 0.17, THOUGHTS)
     axes.set_yticks(range(len(variants)), list(variants), fontsize=8)
     axes.set_ylim(len(variants) - 0.5, -0.5)
     axes.tick_params(axis="x", labelsize=8)

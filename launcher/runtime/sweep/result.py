@@ -2,6 +2,7 @@
 
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 from plumbline.launcher.runtime.system.files import read_json_lines
@@ -53,6 +54,17 @@ class RunOutcome:
     outliers: Outliers | None = None
     result: dict[str, Any] | None = None
     """The run's result.json."""
+
+    @property
+    def thinking_loss(self) -> float | None:
+        """Return the held-out loss with thoughts, mean over corpora, of a run that ended and thinks."""
+        return None if self.result is None else mean_of_corpora("thinking_loss", self.result)
+
+
+def mean_of_corpora(metric: str, record: dict[str, Any]) -> float | None:
+    """Return the mean of a held-out score over corpora, or None if there is none."""
+    values = [value for key, value in record.items() if key.startswith("eval/") and key.endswith(f"/{metric}")]
+    return mean(values) if values else None
 
 
 ADDED = {"answer_match", "thinking_answer_match", "evaluations", "group_size"}

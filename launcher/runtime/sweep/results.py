@@ -27,7 +27,7 @@ from plumbline.launcher.runtime.scoring.scores import diverged_above
 from plumbline.launcher.runtime.sweep.cells import Cell, distinct
 from plumbline.launcher.runtime.sweep.config import SweepConfig
 from plumbline.launcher.runtime.sweep.kinds import Summary
-from plumbline.launcher.runtime.sweep.result import MATCHES, Outliers, Result, RunOutcome, read_rows
+from plumbline.launcher.runtime.sweep.result import MATCHES, Outliers, Result, RunOutcome, mean_of_corpora, read_rows
 from plumbline.launcher.runtime.sweep.seed_means import mean
 from plumbline.launcher.runtime.sweep.worker import FINISHED, outcome_of
 from plumbline.launcher.runtime.system.files import (
@@ -123,12 +123,12 @@ def _read_run(cell: Cell) -> RunOutcome:
     result = read_object(config.run.folder / RESULT)
     read_key(result, "step", int, config.run.folder / RESULT)
     outcome = replace(outcome, outliers=_outliers(records, result), result=result)
-    loss = _mean_of_corpora("loss", result)
+    loss = mean_of_corpora("loss", result)
     train_loss = _mean([record["loss"] for record in steps[-max(1, round(len(steps) * LAST)) :]])
     limits = (loss, math.inf), (train_loss, diverged_above(config.model.vocab_size))
     if not all(value < limit for value, limit in limits if value is not None):  # NaN is below none
         return replace(outcome, status="diverged", diverged=True)
-    matches: dict[str, Any] = {score: _mean_of_corpora(score, result) for score in MATCHES}
+    matches: dict[str, Any] = {score: mean_of_corpora(score, result) for score in MATCHES}
     return replace(outcome, loss=loss, train_loss=train_loss, evaluations=_evaluations(records), **matches)
 
 
@@ -136,13 +136,9 @@ def _evaluations(records: Sequence[dict[str, Any]]) -> dict[str, dict[int, float
     """Return score -> step -> mean over corpora, for the scores that a run has."""
     found: dict[str, dict[int, float]] = {}
     for record, score in product(records, MATCHES):
-        if (value := _mean_of_corpora(score, record)) is not None:
+        if (value := mean_of_corpora(score, record)) is not None:
             found.setdefault(score, {})[record["step"]] = value
     return found
-
-
-def _mean_of_corpora(metric: str, result: dict[str, Any]) -> float | None:
-    return _mean([value for key, value in result.items() if key.startswith("eval/") and key.endswith(f"/{metric}")])
 
 
 def _outliers(records: Sequence[dict[str, Any]], result: dict[str, Any]) -> Outliers | None:
@@ -161,7 +157,7 @@ def _outliers(records: Sequence[dict[str, Any]], result: dict[str, Any]) -> Outl
         kurt_peak=max(value for record in observations for value in stream("kurt", record)),
         mmr=_mean(stream("mmr", last)),
         corr=last["stream/corr_mean/head"],
-        w8a8_delta=_mean_of_corpora("w8a8_delta", result),
+        w8a8_delta=mean_of_corpora("w8a8_delta", result),
         tokens_per_second=speeds[len(speeds) // 2],
     )
 

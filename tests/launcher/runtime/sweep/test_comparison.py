@@ -251,6 +251,29 @@ def test_what_goes_by_chooses_points_and_orders_rows(by: Merit, best: dict[str, 
     assert [line.split()[0] for line in list(lines(summary))[1:]] == list(best)
 
 
+def test_by_the_loss_with_thoughts_the_best_point_is_the_one_that_is_lowest_with_them() -> None:
+    """Variants that do not think are placed by the loss that they have."""
+    rows = [
+        make_result({"objective": name, "lr": lr}, seed, RunOutcome(loss=loss, result=result))
+        for name, lr, loss, result in (
+            ("committed", 0.1, 1.0, {"eval/a/thinking_loss": 2.5, "eval/b/thinking_loss": 2.7}),
+            ("committed", 0.2, 9.0, {"eval/a/thinking_loss": 1.5, "eval/b/thinking_loss": 1.7}),
+            ("plain", 0.1, 1.7, {"eval/a/loss": 1.7}),
+        )
+        for seed in (1, 2)
+    ]
+    settings = ComparisonConfig(variants="objective", by="thinking_loss")
+    summary = summarize(settings, rows)
+    table = summary.tables["all"]
+    assert [(name, variant.best) for name, variant in table.items()] == [("committed", "lr=0.2"), ("plain", "lr=0.1")]
+    assert "thinking loss" in next(iter(lines(summary)))
+    assert table["committed"].seeds["thinking_loss"] == {1: 1.6, 2: 1.6}
+    (axes,) = draw(summary).axes
+    assert marks(axes)["committed", THOUGHTS] == [1.6, 1.6, 1.6]
+    with pytest.raises(ValueError, match="by = 'thinking_loss' has none"):
+        ComparisonConfig(variants="objective", by="thinking_loss", solved=0.9)
+
+
 @pytest.mark.parametrize("by", ["exact_match", "thinking_exact_match"])
 def test_where_nothing_is_matched_the_loss_decides(by: Merit) -> None:
     assert summarize(ComparisonConfig(variants="block", by=by), RESULTS) == summarize(SETTINGS, RESULTS)
