@@ -97,13 +97,26 @@ class LatentLookaheadConfig(ObjectiveSettings):
             yield f"objective.masks = blocks: the kernel does not serve this model: {reason}; set dense"
 
     def cautions(self) -> Iterator[str]:
-        """Warn of inputs of the first pass that get no gradient."""
-        refines = self.growth == "fixed" and self.horizon > 1 and self.thoughts.passes > 1
-        if refines and self.detach_states:
-            cut, mended = "detach_states = true", "leave detach_states out, or set passes: 1"
-        elif refines and self.within == "causal" and self.thoughts.passes >= self.horizon:
-            cut = f"within = causal, passes = {self.thoughts.passes} and horizon = {self.horizon}"
+        """Warn of passes that change nothing, and of inputs of the first pass that get no gradient."""
+        passes = self.thoughts.passes
+        if self.growth != "fixed" or passes == 1:
+            return
+        if self.horizon == 1:
+            yield (
+                f"objective.growth = fixed with horizon = 1: each of the {passes} passes repeats the first, for a slot "
+                "takes the state of the one before, and there is none; set passes: 1"
+            )
+            return
+        if self.within == "causal" and passes >= self.horizon:
+            yield (
+                f"objective.growth = fixed with within = causal: slot j changes no more after pass j, so that {passes} "
+                f"passes over {self.horizon} slots compute what growth: grow does in {self.horizon} slots, not "
+                f"{passes * self.horizon}"
+            )
+            cut = f"within = causal, passes = {passes} and horizon = {self.horizon}"
             mended = "set fewer passes than slots"
+        elif self.detach_states:
+            cut, mended = "detach_states = true", "leave detach_states out, or set passes: 1"
         else:
             return
         yield (

@@ -110,7 +110,7 @@ def test_first_inputs_that_no_loss_reaches_are_told(
 ) -> None:
     model = make_model()
     objective = objective_of(model, enliven, growth="fixed", **keys)
-    cautions = list(objective.config.cautions())
+    cautions = [caution for caution in objective.config.cautions() if "no gradient" in caution]
     assert [told is not None and told in caution for caution in cautions] == ([] if told is None else [True])
     waiting = objective.thinker.waiting
     if waiting is None or not waiting.numel():
@@ -118,6 +118,34 @@ def test_first_inputs_that_no_loss_reaches_are_told(
         return
     (gradient,) = torch.autograd.grad(objective(model, batch_of(), 0)[0].sum(), [waiting], allow_unused=True)
     assert (gradient is None or not gradient.any()) is (told is not None)
+
+
+@pytest.mark.parametrize(
+    ("keys", "same", "told"),
+    [
+        ({"horizon": 1}, {"horizon": 1, "passes": 1}, "each of the 3 passes repeats the first"),
+        ({"within": "causal", "passes": 4}, {"within": "causal", "growth": "grow"}, "does in 3 slots, not 12"),
+        ({"within": "causal", "passes": 2}, {"within": "causal", "growth": "grow"}, None),
+        ({"passes": 4}, {"passes": 3}, None),
+    ],
+    ids=str,
+)
+@torch.no_grad()
+def test_passes_that_change_nothing_are_told(
+    make_model: MakeModel, enliven: Enliven, keys: dict[str, Any], same: dict[str, Any], told: str | None
+) -> None:
+    """Those are the passes without which the losses are the same."""
+    model, losses = make_model(), []
+    for setting in (keys, same):
+        objective = objective_of(model, enliven, **{"growth": "fixed", **setting})
+        large = torch.tensor([1 / model.config.initializer_range])  # a state weighs as much as its mark
+        objective.thinker.load_state_dict({"role": torch.ones(model.config.hidden_size), "gain": large}, strict=False)
+        losses.append(objective(model, batch_of(), 0)[0])
+    first, second = losses
+    assert torch.allclose(first, second, rtol=1e-6) is (told is not None)
+    config = objective_of(model, enliven, **{"growth": "fixed", **keys}).config
+    found = [caution for caution in config.cautions() if "no gradient" not in caution]
+    assert [told is not None and told in caution for caution in found] == ([] if told is None else [True])
 
 
 def test_detaching_stops_gradients_where_it_says(make_model: MakeModel, enliven: Enliven) -> None:
