@@ -3,13 +3,13 @@
 import difflib
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import get_args
 
 from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
-from plumbline.launcher.runtime.config.synonyms import meant_by
+from plumbline.launcher.runtime.config.synonyms import OF_OBJECTIVES, meant_by
 from plumbline.model.kinds import nearest
 
 DISCRIMINATORS = ("name", "rope_type")
@@ -145,8 +145,10 @@ def path_of(schema: type[BaseModel], location: tuple[int | str, ...]) -> list[st
 
 def _hint(schema: type[BaseModel], location: tuple[int | str, ...], value: object) -> str:
     """Return what an unknown key may mean: one with a similar name, of another section, or of other trainers."""
-    _, section = _follow(schema, location[:-1])
-    known, name = [] if section is None else list(section.model_fields), str(location[-1])
+    typed, schemas = _follow(schema, location[:-1])
+    known, name = list(schemas[0].model_fields) if schemas else [], str(location[-1])
+    if typed == ["objective"] and (other := _of_another_objective(schema, name, known)):
+        return other
     keys = [str(key) for key in value] if len(location) == 1 and isinstance(value, dict) else []
     if keys and (close := difflib.get_close_matches(name, known, n=1, cutoff=0.8)):
         return f"did you mean {close[0]}?"  # a section with a similar name
@@ -154,6 +156,18 @@ def _hint(schema: type[BaseModel], location: tuple[int | str, ...], value: objec
         return " ".join(elsewhere)
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     return f"did you mean {close[0]}?" if close else f"known keys: {', '.join(known)}"
+
+
+def _of_another_objective(schema: type[BaseModel], name: str, known: Collection[str]) -> str | None:
+    """Return which key of an objective is meant and which objectives have it, or None if there is no such key."""
+    key = OF_OBJECTIVES.get(name, name)
+    if key in known:
+        return f"did you mean objective.{key}?"
+    having = [kind for each in _follow(schema, ("objective",))[1] if key in each.model_fields for kind in _names(each)]
+    if not having:
+        return None
+    needed = f"needs objective.name: {' or '.join(filter(None, (', '.join(having[:-1]), having[-1])))}"
+    return needed if key == name else f"did you mean objective.{key}? It {needed}"
 
 
 def _elsewhere(schema: type[BaseModel], name: str) -> str | None:
@@ -169,8 +183,8 @@ def _elsewhere(schema: type[BaseModel], name: str) -> str | None:
     return f"did you mean {places[0]}.{name}?" if len(places) == 1 else meant_by(name)
 
 
-def _follow(schema: type[BaseModel], location: tuple[int | str, ...]) -> tuple[list[str], type[BaseModel] | None]:
-    """Return a location in values for `schema` as a user types it, and the schema of the section there, if any.
+def _follow(schema: type[BaseModel], location: tuple[int | str, ...]) -> tuple[list[str], list[type[BaseModel]]]:
+    """Return a location in values for `schema` as a user types it, and the schemas that the section there may have.
 
     If a section's `name` chooses among several schemas, pydantic inserts that name into the location.
     """
@@ -186,13 +200,13 @@ def _follow(schema: type[BaseModel], location: tuple[int | str, ...]) -> tuple[l
             field = schemas[0].model_fields.get(part) if schemas else None
             choices = () if field is None else getattr(field.annotation, "__args__", (field.annotation,))
             schemas = [choice for choice in choices if isinstance(choice, type) and issubclass(choice, BaseModel)]
-    return typed, schemas[0] if schemas else None
+    return typed, schemas
 
 
 def _may_be_null(schema: type[BaseModel], location: tuple[int | str, ...]) -> bool:
     """Return whether the key at a location may be null, which mostly turns off what it sets."""
-    section = _follow(schema, location[:-1])[1]
-    field = None if section is None else section.model_fields.get(str(location[-1]))
+    schemas = _follow(schema, location[:-1])[1]
+    field = schemas[0].model_fields.get(str(location[-1])) if schemas else None
     return field is not None and type(None) in get_args(field.annotation)
 
 

@@ -56,6 +56,9 @@ SYNONYMS: dict[str, str] = {
 }
 """Key of ours -> names elsewhere, in lower case with underscores."""
 
+OF_OBJECTIVES = {"tau": "horizon", "heads": "horizon", "lambda": "weight"}
+"""Name of a key in the papers on objectives -> ours in their section; in others it means another thing."""
+
 WITHOUT_KEY: dict[str, str] = {
     **dict.fromkeys(
         ("gradient_accumulation_steps", "grad_accum", "accumulation_steps", "accumulate_grad_batches"),

@@ -20,6 +20,13 @@ from tests.launcher.runtime.config.conftest import SMALL, problems
         ("train.max_iters=1", "train.max_iters = 1: unknown key; did you mean train.steps?"),
         ("train.seed=1", "train.seed = 1: unknown key; did you mean run.seed?"),
         ("training.lr=1", "training = {'lr': 1}: unknown key; did you mean optimizer.lr?"),
+        (
+            "objective.lambda=1",
+            "objective.lambda = 1: unknown key; did you mean objective.weight? It needs objective.name: "
+            "latent_lookahead, multi_token, sequential_mtp or registers",
+        ),
+        ("objective.masks=dense", "objective.masks = 'dense': unknown key; needs objective.name: latent_lookahead"),
+        ("train.tau=1", "train.tau = 1: unknown key; did you mean horizon.tau?"),
         ("metrics.diagnostics_interval=0", "metrics.diagnostics_interval = 0: it has to be greater than 0, or null"),
         ("model.num_attention_heads=0", "model.num_attention_heads = 0: it has to be greater than 0"),
         ("model.hidden_size=word", "model.hidden_size = 'word': a whole number is expected"),
@@ -35,6 +42,12 @@ from tests.launcher.runtime.config.conftest import SMALL, problems
 )
 def test_one_mistake_is_one_line(file: Path, override: str, line: str) -> None:
     assert problems(file, override)[1:] == [f"  {line}"]
+
+
+@pytest.mark.parametrize("name", ["tau", "heads"])
+def test_the_papers_names_of_an_objective_s_keys_are_known_in_its_section(file: Path, name: str) -> None:
+    told = problems(file, "objective.name=multi_token", f"objective.{name}=4")[1:]
+    assert told == [f"  objective.{name} = 4: unknown key; did you mean objective.horizon?"]
 
 
 @pytest.mark.parametrize(
