@@ -112,9 +112,13 @@ def check_vocabulary(model: LoadedModel, corpus: SampleSource) -> None:
     """
     vocabulary = model.vocab_size
     if corpus.vocab_size is not None and corpus.vocab_size > vocabulary:
+        remedy = f"prepare the text with --tokenizer {model.tokenizer_path or 'TOKENIZER, that of the model'}"
+        if isinstance(corpus.held_out, TaskStream):
+            remedy = "give --task what fixes the meaning of ids in the run's own task (form, answer, names, ...)"
+            own = [] if model.config is None else [*model.config.data.held_out_tasks]
+            remedy += f", or name one of the run: {', '.join(own)}" if own else ""
         raise ValueError(
-            f"{corpus}: vocabulary of {corpus.vocab_size}, but {model.source} knows {vocabulary} ids; "
-            f"prepare the text with --tokenizer {model.tokenizer_path or 'TOKENIZER, that of the model'}"
+            f"{corpus}: vocabulary of {corpus.vocab_size}, but {model.source} knows {vocabulary} ids; {remedy}"
         )
 
 

@@ -7,12 +7,14 @@ from pathlib import Path
 import pytest
 from torch import nn
 
+from plumbline.data.config import SourceConfig
 from plumbline.data.corpus import Corpus, open_corpus
+from plumbline.data.opening import open_source
 from plumbline.data.prepare import Request, prepare
 from plumbline.data.sources import Sources
 from plumbline.data.tokenizer_making import build_tokenizer
 from plumbline.data.tokenizers import CONFIG, tokenizer_sha256
-from plumbline.launcher.runtime.models.held_out import check_tokenizer
+from plumbline.launcher.runtime.models.held_out import check_tokenizer, check_vocabulary
 from plumbline.launcher.runtime.models.open import LoadedModel
 
 
@@ -55,3 +57,9 @@ def test_a_corpus_that_is_made_as_the_hint_says_is_accepted(tokenizer: Path, tmp
         check_tokenizer(model(tokenizer), other)
     with pytest.raises(ValueError, match=rf"vocabulary of \d+, .*knows 257 ids; .*--tokenizer {tokenizer}$"):
         check_tokenizer(model(tokenizer, 257), corpus)
+
+
+def test_a_task_with_other_ids_asks_for_what_fixes_them_and_for_no_tokenizer(tokenizer: Path) -> None:
+    task = open_source(SourceConfig.model_validate({"task": {"name": "reachability", "names": 64}}))
+    with pytest.raises(ValueError, match=r"give --task what fixes .* \(form, answer, names, \.\.\.\)$"):
+        check_vocabulary(model(tokenizer, 40), task)
