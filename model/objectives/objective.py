@@ -115,11 +115,22 @@ class ObjectiveSettings(BaseModel, extra="forbid", frozen=True, strict=True, all
         """Return whether text after a thought is only predicted with it, so that the plain model is not trained."""
         return False
 
+    @property
+    def without_thoughts(self) -> str | None:
+        """Return a warning of what the model predicts without thoughts, or None if the objective trains that."""
+        if not self.text_sees_thoughts:
+            return None
+        return (
+            f"It was trained to predict with thoughts before the text ({self}). What it says without them was not "
+            "trained"
+        )
+
     def __str__(self) -> str:
         """Return one line: latent_lookahead: horizon 4, anchors 64, ..."""
         settings = self.model_dump()
         name = settings.pop("name")
-        return f"{name}: {', '.join(f'{key} {value}' for key, value in settings.items() if value)}"
+        set_keys = [f"{key} {value}" for key, value in settings.items() if value is not None and value is not False]
+        return f"{name}: {', '.join(set_keys)}"
 
 
 class Objective(nn.Module):

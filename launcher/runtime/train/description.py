@@ -48,9 +48,12 @@ def _optimization(config: Config, plan: RunPlan) -> Iterator[str]:
     """Yield the objective and the optimizer's settings."""
     rule, size = config.parameterization, sizes(config.model, config.parameterization)
     if not config.objective.is_plain:
-        blocks = config.objective.work(config.data.sequence_length).blocks
-        often = "" if blocks == 1 else f"; the blocks run {blocks:.4g} times over the tokens of the text"
-        yield f"trains   {config.objective}{often}"
+        work = config.objective.work(config.data.sequence_length)
+        own = f"{work.own_blocks} further block(s) once, " if work.own_blocks else ""
+        yield (
+            f"trains   {config.objective}; for each token of the text it runs the blocks {work.blocks:.4g} times, {own}"
+            f"the head {work.head:.4g} times"
+        )
     yield f"base     {describe_settings(config, plan)}"
     yield (
         f"scaling  {rule.rule}, m_N {size.width:g}, m_L {size.depth:g}: hidden matrices take lr "

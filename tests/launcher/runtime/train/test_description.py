@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
 import torch
 
 from plumbline.launcher.runtime.config.budget import totals
@@ -39,6 +40,18 @@ def test_a_plain_run_says_what_every_run_has(tiny_config: Path) -> None:
     assert told["data"].startswith("5,120 tokens in 20 steps: ")
     assert told["batch"] == "8 x 32 tokens = 2 rank(s) x 2 sequences x 2 accumulation steps"
     assert told["engine"] == "DeepSpeed ZeRO-1, fp32, on cpu"
+
+
+@pytest.mark.parametrize(
+    ("name", "cost"),
+    [
+        ("registers", "the blocks 2 times, the head 2 times"),
+        ("multi_token", "the blocks 1 times, 3 further block(s) once, the head 4 times"),
+    ],
+)
+def test_a_run_says_what_its_objective_costs_and_that_its_weight_is_0(tiny_config: Path, name: str, cost: str) -> None:
+    told = dict(described(load_config(tiny_config, [f"objective.name={name}", "objective.weight=0"])))
+    assert told["trains"] == f"{name}: horizon 4, weight 0.0, z_loss 0.0; for each token of the text it runs {cost}"
 
 
 def test_what_a_run_has_beside_is_said_where_it_belongs(tiny_config: Path, tmp_path: Path) -> None:
