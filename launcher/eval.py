@@ -151,6 +151,7 @@ def score_tasks(arguments: argparse.Namespace) -> None:
     model = load_model(arguments.model, device_named(arguments.device), DTYPES[arguments.dtype], arguments.average)
     if model.tokenizer_path is None:
         raise ValueError(f"{model.source}: has no tokenizer, so the text of --tasks cannot be turned into tokens")
+    model.warn_without_thoughts()
     scores = harness_tasks.score_tasks(
         model,
         load_tokenizer(model.tokenizer_path),
@@ -191,6 +192,8 @@ def score_held_out(arguments: argparse.Namespace, corpus: SampleSource | None) -
             f"--thinking: {model.source} is no run whose objective thinks (latent_lookahead, pause, coconut); of an "
             "exported folder, give the run that it comes from"
         )
+    if not arguments.thinking:
+        model.warn_without_thoughts(": --thinking scores what was")
     split = held_out(corpus, arguments.shuffle_questions)
     batches = ValidationBatches(split, length, arguments.batch_size, arguments.max_batches, vocab_size=model.vocab_size)
     scores = held_out_loss(model, watched(batches, len(batches), "batch"), split, arguments.thinking)

@@ -62,6 +62,8 @@ def main() -> None:
         print(f"constant channels: {room.constant_channels}, stream {room.largest:.1e} of at most {room.limit:.1e}")
     if report.lookahead is not None:
         print(f"thoughts, by the folder's lookahead.py: {report.lookahead}")
+    if report.left_out is not None:
+        print(f"left out: {report.left_out}, for which no class has code")
     for caution in report.cautions:
         LOG.warning(caution)
     if report.own_code:

@@ -133,6 +133,8 @@ def main() -> None:
     )
     if think is not None:
         _ = model.decoding  # raises now, before anything is printed, if the model cannot think
+    if think is None or isinstance(think, Drafts):  # drafts are verified by the plain model
+        model.warn_without_thoughts()
     check_rounding(model.module, think, arguments.batch_size)
     options = (arguments.max_new_tokens, arguments.temperature, arguments.top_k, arguments.top_p)
     writer = Writer(model, tokenizer, *options, think)

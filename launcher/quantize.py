@@ -126,6 +126,7 @@ def main() -> int:
     for path, recipes, text in requests:
         try:
             model = load_model(path, device, DTYPES["fp32"], arguments.average)
+            model.warn_without_thoughts()
             failed += measure_missing(model, recipes, text, file)
         except ValueError as error:  # of this model, such as a damaged checkpoint
             failed.append(str(error))

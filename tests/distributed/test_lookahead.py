@@ -163,6 +163,44 @@ def test_silent_thoughts_are_scored_alone(
     assert "trained to predict with thoughts before the text (pause: horizon 3" in (folder / "README.md").read_text()
 
 
+def test_every_command_says_that_it_shows_a_mode_that_was_not_trained(
+    runs: Callable[[str], Run], corpus: Path, tmp_path: Path, command: Command
+) -> None:
+    """Not where thoughts are asked for; the report names the loss that was trained."""
+    silent, committed, plain = (runs(f"{name}_1").folder for name in ("pause", "commit_detached", "registers"))
+    few = ("--data", corpus, "--max-batches", "1")
+
+    def warned(*arguments: str | Path) -> bool:
+        done = command(str(arguments[0]), *arguments[1:])
+        assert done.returncode == 0, done.stderr
+        return "It was trained to predict with thoughts" in done.stderr + done.stdout
+
+    assert warned("eval", "--model", silent, *few)
+    assert not warned("eval", "--model", silent, *few, "--thinking")
+    assert not warned("eval", "--model", plain, *few)
+    assert warned("generate", "--model", committed, "--max-new-tokens", "2")
+    assert not warned("generate", "--model", committed, "--max-new-tokens", "2", "--think", "first")
+    assert warned("generate", "--model", committed, "--max-new-tokens", "2", "--think", "verify", "--temperature", "0")
+    assert warned("quantize", "--model", silent, *few, "--recipes", "rtn-w8", "--output", tmp_path / "rows")
+    page = tmp_path / "page.html"
+    assert warned("report", silent, "--output", page)
+    result = json.loads((silent / "result.json").read_text())
+    assert f"Held-out loss with thoughts: email {result['eval/email/thinking_loss']:.4f}." in page.read_text()
+    assert not warned("report", plain, "--output", page)
+    assert f"Held-out loss: email {json.loads((plain / 'result.json').read_text())['eval/email/loss']:.4f}." in (
+        page.read_text()
+    )
+
+
+def test_an_export_says_that_further_heads_are_left_out(
+    runs: Callable[[str], Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = runs("registers_1").folder
+    monkeypatch.setattr(sys, "argv", ["export.py", "--model", str(run), "--output", str(tmp_path / "export")])
+    plumbline.launcher.export.main()
+    assert "left out: 64 parameters of registers, for which no class has code\n" in capsys.readouterr().out
+
+
 def test_held_out_text_is_scored_with_thoughts(runs: Callable[[str], Run], corpus: Path, command: Command) -> None:
     """The anchors' next tokens are predicted by other states, all the rest as ever."""
 

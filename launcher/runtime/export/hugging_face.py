@@ -89,10 +89,11 @@ def export(
                 settings, tensors = thinker.export_thinker(target, ours.config, ours.multipliers, decoding, weights)
                 _write_thinker(settings, tensors, staging)
                 report = replace(report, lookahead=verify_thinker(ours, decoding, staging, own_code))
+            elif own := sum(weight.numel() for name, weight in weights.items() if name.startswith(OBJECTIVE)):
+                report = replace(report, left_out=f"{own:,} parameters of {model.config.objective.name}")
             if in_bf16:
                 report = replace(report, rounded_error=round_to_bf16(staging, output, own_code))
-        if model.config.objective.text_sees_thoughts:
-            report = replace(report, only_with_thoughts=str(model.config.objective))
+        report = replace(report, only_with_thoughts=model.config.objective.without_thoughts)
         (staging / "README.md").write_text(model_card(model, report), encoding="utf-8")
     return report
 

@@ -48,7 +48,9 @@ class ExportReport:
     lookahead: LookaheadReport | None = None
     """Comparison of thoughts, for a run that was trained with latent lookahead."""
     only_with_thoughts: str | None = None
-    """Objective, if it only trained predictions with thoughts, which the folder's class does not make, else None."""
+    """Warning that only predictions with thoughts were trained, which the folder's class does not make, else None."""
+    left_out: str | None = None
+    """What the objective has trained besides the plain model and the folder does not hold, or None."""
     unread: tuple[str, ...] = ()
     """Entries of config.json that some engines do not read: there the folder is another model, without an error."""
 
@@ -63,12 +65,8 @@ class ExportReport:
     @property
     def cautions(self) -> tuple[str, ...]:
         """Return warnings: that training did not improve the plain model, that some engines compute another one."""
-        without_thoughts = (
-            f"It was trained to predict with thoughts before the text ({self.only_with_thoughts}). What the stock "
-            "class says without them was not trained"
-        )
         unread = (
             f"config.json has {', '.join(self.unread)}, which transformers reads. Engines such as llama.cpp do not, "
             "and compute another model without an error (docs/export.md)"
         )
-        return (*((without_thoughts,) if self.only_with_thoughts else ()), *((unread,) if self.unread else ()))
+        return (*filter(None, [self.only_with_thoughts]), *((unread,) if self.unread else ()))

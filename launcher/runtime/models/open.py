@@ -26,6 +26,7 @@ from plumbline.launcher.runtime.models.averages import open_weights
 from plumbline.launcher.runtime.models.finite import check_finite
 from plumbline.launcher.runtime.models.whole import check_causal, check_whole
 from plumbline.launcher.runtime.scoring.scores import LossSums, loss_sums
+from plumbline.launcher.runtime.system.log import LOG
 from plumbline.model.decoder import CausalLM
 from plumbline.model.export import thinker
 from plumbline.model.export.native import MODEL_TYPE
@@ -94,6 +95,12 @@ class LoadedModel:
     def thinks(self) -> bool:
         """Return whether it was loaded with an objective that can predict with thoughts."""
         return isinstance(self.module, TrainedLM) and self.module.objective.thinks
+
+    def warn_without_thoughts(self, remedy: str = "") -> None:
+        """Warn of predictions without thoughts that its objective has not trained, and say what to do about it."""
+        warning = None if self.config is None else self.config.objective.without_thoughts
+        if warning is not None:
+            LOG.warning(f"{warning}{remedy}")
 
     @torch.no_grad()
     def logits(self, batch: Mapping[str, Any], thinking: bool = False) -> Tensor:

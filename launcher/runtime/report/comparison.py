@@ -25,6 +25,8 @@ RUNS, DIFFERENCES, ALERTS = "Runs", "Differences", "Alerts"
 NAMES = ("run.name", "run.root")  # keys that do not affect training
 CODE = ("git_commit", "git_dirty", "packages", "gpus", "world_size")
 """Keys of environment.json on which a result may depend."""
+SCORES = ("loss", "thinking_loss", "bits_per_byte", "exact_match", "thinking_exact_match")
+"""Held-out scores of the table of runs, those that any run has."""
 BITS_PER_BYTE = re.compile("(eval/.*)/bits_per_byte")
 ROUNDING = 1 + 1e-9
 """Ratio of two equal quotients, at most."""
@@ -182,7 +184,7 @@ def _leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
 def _table_of_runs(runs: Sequence[Compared]) -> str:
     found = [scores(run.history) for run in runs]
     sources = dict.fromkeys(chain.from_iterable(found))
-    columns = [(source, score) for source in sources for score in ("loss", "bits_per_byte", "exact_match")]
+    columns = [(source, score) for source in sources for score in SCORES]
     columns = [(source, score) for source, score in columns if any(score in each.get(source, {}) for each in found)]
     header = ["run", "state", "parameters", "steps", "tokens", "FLOPs", "time", "training loss, running mean"]
     header += [f"{source} {score.replace('_', ' ')}" for source, score in columns]

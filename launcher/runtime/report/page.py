@@ -33,7 +33,8 @@ def make(folder: Path) -> tuple[str, dict[str, Any], list[str]]:
     known = read_facts(folder)
     alerts = find_alerts(history, known.vocab_size)
     text = page(history, known, alerts, solved_and_failed(history))
-    return text, summary(history, alerts), [*map(str, alerts), f"{len(alerts)} alert(s)"]
+    caution = [*filter(None, [_without_thoughts(known)])]
+    return text, summary(history, alerts), [*caution, *map(str, alerts), f"{len(alerts)} alert(s)"]
 
 
 def summary(history: History, alerts: Sequence[Alert]) -> dict[str, Any]:
@@ -62,7 +63,7 @@ def page(history: History, known: Facts, alerts: Sequence[Alert], examples: Grou
             html.contents([RUN, *(group.title for group in groups), ALERTS]),
             html.heading(RUN),
             html.facts(describe(history, known)),
-            *_scores(history),
+            *_scores(history, known),
             *_samples(known.samples),
             *map(html.group, groups),
             *_alerts(history, alerts),
@@ -72,22 +73,31 @@ def page(history: History, known: Facts, alerts: Sequence[Alert], examples: Grou
 
 def _first_line(history: History, known: Facts) -> str:
     whole = "" if known.plan is None else f" of {known.plan.total_steps:,}"
-    held_out = [f"{source} {found['loss']}" for source, found in scores(history).items() if "loss" in found]
-    loss = f" Held-out loss: {', '.join(held_out)}." if held_out else ""
+    with_thoughts = _without_thoughts(known) is not None
+    key, name = ("thinking_loss", "loss with thoughts") if with_thoughts else ("loss", "loss")
+    held_out = [f"{source} {found[key]}" for source, found in scores(history).items() if key in found]
+    loss = f" Held-out {name}: {', '.join(held_out)}." if held_out else ""
     return f"{state(history, known).capitalize()}: step {history.step:,}{whole}, {history.tokens:,} tokens.{loss}"
+
+
+def _without_thoughts(known: Facts) -> str | None:
+    """Return a warning of the scores without thoughts, or None if training was for them."""
+    return None if known.config is None else known.config.objective.without_thoughts
 
 
 def _count(alerts: Sequence[Alert]) -> str:
     return f"{len(alerts)} alert{'s' if len(alerts) > 1 else ''}" if alerts else "No alerts"
 
 
-def _scores(history: History) -> Iterator[str]:
+def _scores(history: History, known: Facts) -> Iterator[str]:
     found = scores(history)
     if found:
         columns = list(dict.fromkeys(score for of_source in found.values() for score in of_source))
         rows = [[source, *(of_source.get(score, "") for score in columns)] for source, of_source in found.items()]
         yield f"<h3>{'Final scores' if history.complete else 'Scores so far'}</h3>"
         yield html.table(["held out", *(column.replace("_", " ") for column in columns)], rows)
+        if (caution := _without_thoughts(known)) is not None:
+            yield f"<p>{escape(caution)}.</p>"
 
 
 def _samples(samples: str) -> Iterator[str]:
