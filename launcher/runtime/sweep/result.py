@@ -2,7 +2,6 @@
 
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from statistics import mean
 from typing import Any
 
 from plumbline.launcher.runtime.system.files import read_json_lines
@@ -64,7 +63,7 @@ class RunOutcome:
 def mean_of_corpora(metric: str, record: dict[str, Any]) -> float | None:
     """Return the mean of a held-out score over corpora, or None if there is none."""
     values = [value for key, value in record.items() if key.startswith("eval/") and key.endswith(f"/{metric}")]
-    return mean(values) if values else None
+    return sum(values) / len(values) if values else None
 
 
 ADDED = {"answer_match", "thinking_answer_match", "evaluations", "group_size"}
