@@ -213,7 +213,7 @@ def test_a_problem_names_path_value_and_remedy(file: Path, override: str, line: 
         ),
         (
             ["objective.name=coconut", "objective.weight=1.0"],
-            "objective.weight = 1.0: unknown key; known keys: name, ho",
+            "objective.weight = 1.0: unknown key; needs objective.name: latent_lookahead, ",
         ),
         (["objective.horizon=0"], "objective.horizon = 0: it has to be greater than 0"),
         (["objective.passes=2"], "objective.passes = 2 belongs to growth: fixed; it is grow"),
