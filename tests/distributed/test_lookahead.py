@@ -177,10 +177,8 @@ def test_every_command_says_that_it_shows_a_mode_that_was_not_trained(
 
     assert warned("eval", "--model", silent, *few)
     assert not warned("eval", "--model", silent, *few, "--thinking")
-    assert not warned("eval", "--model", plain, *few)
     assert warned("generate", "--model", committed, "--max-new-tokens", "2")
     assert not warned("generate", "--model", committed, "--max-new-tokens", "2", "--think", "first")
-    assert warned("generate", "--model", committed, "--max-new-tokens", "2", "--think", "verify", "--temperature", "0")
     assert warned("quantize", "--model", silent, *few, "--recipes", "rtn-w8", "--output", tmp_path / "rows")
     page = tmp_path / "page.html"
     assert warned("report", silent, "--output", page)

@@ -54,18 +54,17 @@ def test_what_is_wrong_with_a_task_is_told(
 
 
 def test_metrics_that_need_more_than_one_answer_are_known(place: Path) -> None:
-    """And those of the other kinds of requests, as a group has them."""
+    """And those of the other kinds of requests."""
     lasts = CONTINUE.replace("task: continue", "task: lasts").replace("generate_until", "loglikelihood")
     lasts = re.sub("generation_kwargs.*\n", "", lasts).replace('doc_to_target: ""', "doc_to_target: end")
     lasts = lasts.replace("metric: exact_match, aggregation: mean", "metric: perplexity, aggregation: perplexity")
     texts = {
         "mutual": CHOICES.replace("task: choices", "task: mutual").replace("metric: acc,", "metric: acc_mutual_info,"),
         "lasts": lasts,
-        "both": "group: both\ntask: [mutual, lasts]\n",
     }
     for name, text in texts.items():
         (place / "mine" / f"{name}.yaml").write_text(text, encoding="utf-8")
-    find_tasks(["both"], [place / "mine"])
+    find_tasks(["mutual", "lasts"], [place / "mine"])
     (place / "mine" / "lasts.yaml").write_text(lasts.replace("metric: perplexity", "metric: acc_norm"))
     with pytest.raises(ValueError, match=r"^--tasks lasts: metric_list: lm_eval has no metric acc_norm"):
-        find_tasks(["both"], [place / "mine"])
+        find_tasks(["mutual", "lasts"], [place / "mine"])
