@@ -75,7 +75,8 @@ def problems(mutations: list[Mutation], root: Path) -> Iterator[str]:
         for test in mutation.tests:
             name, _, function = test.partition("[")[0].partition("::")
             path = root / name
-            if not path.is_file() or f"def {function}" not in path.read_text(encoding="utf-8"):
+            wanted = f"def {function}(" if function else "def test_"
+            if not path.is_file() or wanted not in path.read_text(encoding="utf-8"):
                 yield f"{test}: no such test, for {mutation.change!r}"
 
 
