@@ -91,6 +91,21 @@ def stamp_lines() -> None:
     Terminal.stamps = True
 
 
+def _open_closed_streams() -> None:
+    """Replace standard streams that are closed, as under some daemons, by the null device.
+
+    Otherwise the next files that are opened would get their numbers, and what is printed.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            descriptor = os.open(os.devnull, os.O_RDWR)
+            if descriptor == number:
+                setattr(sys, name, os.fdopen(number, "w" if number else "r"))
+            else:  # something has taken the number by now
+                os.close(descriptor)
+
+
+_open_closed_streams()
 LOG.addHandler(Terminal())
 LOG.setLevel(logging.INFO)
 LOG.propagate = False  # else libraries with a root handler would print everything twice

@@ -2,11 +2,13 @@
 
 import io
 import logging
+import subprocess
 import sys
 
 import pytest
 
 from plumbline.launcher.runtime.system.log import LOG, TRAINING, Terminal
+from tests.conftest import REPOSITORY, environment
 
 OF_DATA = logging.getLogger("plumbline.data.prepare")
 
@@ -91,3 +93,17 @@ def test_the_traceback_of_a_bug_follows_its_message(capsys: pytest.CaptureFixtur
         LOG.exception("unexpected")
     lines = capsys.readouterr().err.splitlines()
     assert (lines[0], lines[-1]) == ("error: unexpected", "KeyError: 'lost'")
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_files_do_not_get_the_numbers_of_streams_that_are_closed(closed: str) -> None:
+    """As some daemons start their processes: what is printed there would end up in a file of the run."""
+    program = (
+        "from plumbline.launcher.runtime.system.log import TRAINING; import sys\n"
+        "file = open(sys.executable, 'rb')\n"
+        "TRAINING.info('said'); sys.stdout.flush(); sys.stderr.flush(); print(sys.stdin.read())\n"
+        "sys.exit(0 if file.fileno() > 2 else 9)"
+    )
+    command = ["bash", "-c", f'exec "$0" -c "$1" {closed}', sys.executable, program]
+    done = subprocess.run(command, cwd=REPOSITORY, env=environment({}), stdin=subprocess.DEVNULL, capture_output=True)
+    assert (done.returncode, done.stderr) == (0, b"")
