@@ -105,7 +105,7 @@ def test_the_end_of_a_job_that_has_ended_says_nothing(
 ) -> None:
     """A shell outlives its allocation, and keeps its variables."""
     monkeypatch.setenv(END, "1000")
-    assert watching(None).wait(60)
+    assert watching(None, ends_in(3600)).wait(60)
     assert not stop
 
 
