@@ -163,6 +163,7 @@ def test_silent_thoughts_are_scored_alone(
     assert "trained to predict with thoughts before the text (pause: horizon 3" in (folder / "README.md").read_text()
 
 
+@pytest.mark.proof
 def test_every_command_says_that_it_shows_a_mode_that_was_not_trained(
     runs: Callable[[str], Run], corpus: Path, tmp_path: Path, command: Command
 ) -> None:
@@ -190,6 +191,7 @@ def test_every_command_says_that_it_shows_a_mode_that_was_not_trained(
     )
 
 
+@pytest.mark.proof
 def test_an_export_says_that_further_heads_are_left_out(
     runs: Callable[[str], Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
