@@ -67,7 +67,8 @@ def progress(text: str) -> Progress:
 def main() -> int:
     """Print what is saved, or decide about the attempt that ended."""
     arguments = parse_arguments()
-    limit, _ = read_limit(), read_notice()  # before the first attempt too, to report a mistake while the user watches
+    limit = read_limit()  # like the notice before the first attempt too, to report a mistake while the user watches
+    read_notice()
     run, tally, saved = once_the_disk_is_back(partial(look, arguments))
     if arguments.code is None:
         print(",".join(map(str, saved)))

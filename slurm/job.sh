@@ -62,8 +62,9 @@ attempt() {
     code=0
     wait "$step" || code=$?
     trap "" TERM # for requeue.py as well: Slurm sends it at the time limit, and to a job that has just been requeued
-    # Another attempt? Not after 0 (complete), 2 (unusable) and 3 (broke down); after anything else, as a request to
-    # stop (85), a killed rank or a node that failed, as long as checkpoints advance. requeue.py says what it decides.
+    # Another attempt? Not after 0 (complete), 2 (unusable), 3 (broke down) and 4 (others train what a sweep has left);
+    # after anything else, as a request to stop (85), a killed rank or a node that failed, as long as checkpoints
+    # advance. requeue.py says what it decides.
     requeue --code "$code" --before "$before" "${work[@]}" && exit 0
     exit "$code"
 }

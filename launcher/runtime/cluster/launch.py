@@ -34,8 +34,10 @@ def job_id() -> str | None:
 
 def restart_count() -> int | None:
     """Return how often this process's Slurm job was requeued, or None outside of Slurm."""
+    if job_id() is None:
+        return None
     text = os.environ.get("SLURM_RESTART_COUNT", "0")
-    return None if job_id() is None else int(text) if text.isdecimal() else 0
+    return int(text) if text.isdecimal() else 0
 
 
 def job_times() -> JobTimes | None:

@@ -95,9 +95,9 @@ def _acquire(descriptor: int, folder: Path, patience: float, pulse: Path | None)
                 LOG.warning(f"{folder / LOCK} cannot be locked ({error}): see to it that nobody else trains this run")
                 return descriptor
         owner = _read_owner(descriptor)
-        job = owner.get("slurm_job_id")
-        if not _is_before(owner) or time.monotonic() > deadline:
-            if _is_before(owner) and before is not None and _last_write(pulse) == before:
+        job, is_before = owner.get("slurm_job_id"), _is_before(owner)
+        if not is_before or time.monotonic() > deadline:
+            if is_before and before is not None and _last_write(pulse) == before:
                 LOG.warning(
                     f"{folder / LOCK}: an earlier attempt of this job, on {owner.get('host', '?')}, has not given it "
                     f"back, and nothing of it has moved for {patience:g} s: going on without it"
@@ -110,7 +110,7 @@ def _acquire(descriptor: int, folder: Path, patience: float, pulse: Path | None)
                 f"{owner.get('host', 'unknown')}{'' if job is None else f', Slurm job {job}'}, since "
                 f"{owner.get('since', 'just now')}: stop that one, or give this run another run.name (only if that "
                 f"host is gone for good, remove {folder / LOCK})",
-                passes=_is_before(owner),
+                passes=is_before,
             )
         time.sleep(1.0)
 

@@ -154,7 +154,7 @@ def held_out_loss(
             continue
         logits = scorer.logits(batch, thinking)
         found = answer_sums(logits, batch["labels"].to(logits.device))
-        best = logits.argmax(-1)
+        best = None if own is None else logits.argmax(-1)
         del logits  # or they stay in memory while those of the next pass are made
         sums += found
         if own is not None:
