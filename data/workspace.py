@@ -65,7 +65,7 @@ def check_folder(output: Path, folder: Path | None = None, option: str = "--outp
     folder = (folder or output).absolute()
     place = next(place for place in (folder, *folder.parents) if os.path.lexists(place))
     if not place.is_dir():
-        raise ValueError(f"{option} {output}: {place} is not a folder; choose another name")
+        raise ValueError(f"{option} {output}: {place} is not a folder; move it away, or choose another name")
 
 
 def check_replaceable(output: Path, kind: FolderKind) -> None:

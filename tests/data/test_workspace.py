@@ -200,7 +200,7 @@ def test_a_file_system_without_locks_is_no_obstacle(tmp_path: Path, monkeypatch:
 
 def test_where_nothing_can_be_written_the_output_is_named_and_no_hidden_folder(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(ValueError, match=r"^--output .*/file/corpus: .*/file is not a folder; choose another name"):
+    with pytest.raises(ValueError, match=r"^--output .*/file/corpus: .*/file is not a folder; move it away"):
         new_folder(tmp_path / "file" / "corpus", KIND).__enter__()
 
 

@@ -1,6 +1,6 @@
 """Compare the free space and inodes at the run folder, and the space on the nodes, with the needs of checkpoints.
 
-And see that nothing lies where their folder will be.
+And see that nothing lies where their folder, or one above it, will be.
 
 Free space is what statvfs reports, which ignores user and group quotas, and knows folder quotas only on some file
 systems.
@@ -22,13 +22,14 @@ def measure(place: Place) -> Facts:
     """Return free bytes and inodes, and how many checkpoints need; None where unknown."""
     wanted = place.folder / CHECKPOINTS  # which may be a link to a larger disk
     folder = existing(wanted)
+    nearest = next(path for path in (wanted.absolute(), *wanted.absolute().parents) if os.path.lexists(path))
     found = os.statvfs(folder)
     need = place.need
     local = {} if place.local is None else _measure_local(place.local)
     return {
         **local,
         "folder": str(folder),
-        "in_the_way": str(wanted) if os.path.lexists(wanted) and folder != wanted.absolute() else None,
+        "in_the_way": str(nearest) if nearest != folder else None,
         "free_bytes": found.f_bavail * found.f_frsize + (0 if need is None else need.leftovers),
         "free_files": found.f_favail if found.f_files > 0 else None,  # some file systems do not count them
         "checkpoint_bytes": None if need is None else need.bytes,
@@ -82,7 +83,7 @@ def judge(reports: Sequence[Report]) -> list[Finding]:
     blocked = next((report for report in reports if report.facts["in_the_way"]), None)
     if blocked is not None:
         text = f"{blocked.facts['in_the_way']} is a file, or a link that leads to no folder"
-        remedy = "move it away; checkpoints are written to a folder of this name"
+        remedy = "move it away, or set another run.name or run.root; a folder of this name is written"
         findings.append(Finding("bad", EVERYWHERE if shared else blocked.node, text, remedy))
     findings += _judge_local(reports)
     takes = "" if need is None else f", one checkpoint takes {gigabytes(need)}"

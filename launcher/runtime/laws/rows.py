@@ -138,8 +138,9 @@ def _files(source: Path) -> list[Path]:
 
 
 def _rows(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    for number, row in read_json_lines(file):
+    for number, found in read_json_lines(file):
         place = f"{file}, line {number}"
+        row = {**found, "run": found.get("run") or json.dumps(found, sort_keys=True)}
         yield place, row
         if "base_loss" in row:
             yield place, {**row, "loss": row["base_loss"], **dict.fromkeys(("post", "post_bits", *MORE_THAN_WEIGHTS))}
@@ -183,7 +184,7 @@ def _point(place: str, row: dict[str, Any]) -> Point:
         None if row.get(key) is None else _number(place, row, key) for key in ("post_bits", "group_size")
     )
     exponent, mantissa = layout_of(row.get("weight_format")) or (None, None)
-    run = str(row.get("run") or place)
+    run = str(row["run"])
     return Point(
         run=run,
         scoring=(run, *(row.get(key) for key in SCORING)),

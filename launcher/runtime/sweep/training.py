@@ -2,6 +2,7 @@
 
 from contextlib import closing
 
+from plumbline.data.workspace import check_folder
 from plumbline.launcher.runtime.cluster.deadline import watch_time_limit
 from plumbline.launcher.runtime.sweep.cells import Cell
 from plumbline.launcher.runtime.sweep.names import write_names
@@ -27,11 +28,13 @@ def train(plan: Plan, share: Share, workers: int | None, stop: StopRequest) -> l
         stop: once it is set, the workers save their cells and exit.
 
     Raises:
-        ValueError: a tracker cannot be used, or no worker can start.
+        ValueError: a tracker or a run folder cannot be used, or no worker can start.
     """
     LOG.info(intention(plan, share, workers))
     todo = plan.unfinished(runs_of(plan, share))
     check_trackers(trackers_of(todo))
+    for cell in todo:
+        check_folder(cell.config.run.folder, option="run folder")
     where = places(_workers_for(todo, workers), plan.sweep.folder / "workers.log")
     write_names(plan.sweep.folder, [(cell.signature, str(cell)) for cell in plan.cells])
     stop.defer()

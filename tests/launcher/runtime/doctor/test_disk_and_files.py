@@ -58,15 +58,15 @@ def test_what_lies_where_checkpoints_will_be_is_found_before_the_first_of_them(
 ) -> None:
     """Or the first save would fail, after all the steps before it."""
     config = load_config(tiny_config, [f"run.root={tmp_path}"])
-    place = config.run.folder / "checkpoints"
-    place.parent.mkdir()
     monkeypatch.setattr(start, "AT_START", [Check("disk", disk.measure, disk.judge)])
     monkeypatch.setattr(start, "gather_objects", lambda mine, _world: [mine])
-    told = f"{place} is a file, or a link that leads to no folder; move it away"
-    place.touch()
-    with pytest.raises(UnfitError, match=told):
-        check_start(config, plan_run(config), WORLD)
-    place.unlink()
+    for place in (config.run.folder, config.run.folder / "checkpoints"):
+        told = f"{place} is a file, or a link that leads to no folder; move it away"
+        place.touch()
+        with pytest.raises(UnfitError, match=told):
+            check_start(config, plan_run(config), WORLD)
+        place.unlink()
+        config.run.folder.mkdir(exist_ok=True)
     place.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(UnfitError, match=told):
         check_start(config, plan_run(config), WORLD)

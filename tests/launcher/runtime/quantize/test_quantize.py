@@ -315,10 +315,10 @@ def test_what_cannot_be_done_is_refused(
         ("--recipes rtn-w4-g128 --output OUT", "group_size = 128 does not divide the 64 inputs"),
         ("--recipes rtn-w4 GROUPS.YAML --output OUT", "recipe mine: group_size = 128 does not divide the 64 inputs"),
         ("--recipes EMPTY.YAML --output OUT", "--recipes .*/empty.yaml: is empty; write a recipe or a list of them"),
-        ("--recipes rtn-w4 --output FILE", "--output .*/file: .*/file is not a folder; choose another name"),
-        ("--recipes rtn-w4 --output FILE/q", "--output .*/q: .*/file is not a folder; choose another name"),
+        ("--recipes rtn-w4 --output FILE", "--output .*/file: .*/file is not a folder; move it away"),
+        ("--recipes rtn-w4 --output FILE/q", "--output .*/q: .*/file is not a folder; move it away"),
         ("--recipes rtn-w4 --save NOWHERE", "--save .*/nowhere: exists; choose another"),
-        ("--recipes rtn-w4 --save FILE/q", "--save .*/q: .*/file is not a folder; choose another name"),
+        ("--recipes rtn-w4 --save FILE/q", "--save .*/q: .*/file is not a folder; move it away"),
     ],
 )
 def test_what_cannot_be_done_is_refused_before_weights_are_read(

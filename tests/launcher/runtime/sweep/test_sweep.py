@@ -27,6 +27,7 @@ from plumbline.launcher.runtime.run.status import RunStatus
 from plumbline.launcher.runtime.run.status_file import read_attempts, read_status
 from plumbline.launcher.runtime.sweep import worker
 from plumbline.launcher.runtime.sweep.plan import Plan, make_plan
+from plumbline.launcher.runtime.sweep.training import train
 from plumbline.launcher.runtime.sweep.worker import run_cell, why_failed
 from plumbline.launcher.runtime.system.exit_codes import INTERRUPTED
 from plumbline.launcher.runtime.system.signals import StopRequest
@@ -133,6 +134,18 @@ def test_a_dry_run_trains_nothing(tiny_config: Path, tmp_path: Path, sweep: Swee
     outcome = sweep(other, "--time", "1:00:00").wait()
     assert outcome.code == 2
     assert "--time is for a Slurm job: add --slurm, or leave it out" in outcome.stderr
+
+
+def test_a_run_folder_that_is_a_file_is_refused_before_any_run(
+    tiny_config: Path, tmp_path: Path, stop: StopRequest
+) -> None:
+    plan = make_plan(write(tmp_path / "sweep.yaml", tiny_config, 20, [1], AXES), [])
+    last = plan.runs[-1].config.run.folder
+    last.parent.mkdir(parents=True)
+    last.touch()
+    with pytest.raises(ValueError, match=f"^run folder {last}: {last} is not a folder; move it away"):
+        train(plan, (0, 1), 1, stop)
+    assert list(last.parent.iterdir()) == [last]
 
 
 @pytest.mark.skipif(find_spec("mlflow") is not None, reason="a tracker that is not installed is needed")
