@@ -14,7 +14,7 @@ import codecs
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import xxhash
 
@@ -48,18 +48,19 @@ def find_cut(window: bytes) -> int:
 
 
 def read_part(path: Path, begin: int, end: int, number: int) -> bytes:
-    """Read part `number` of the document that lies in bytes `begin` to `end` of a file."""
+    """Read part `number` of the document that lies in bytes `begin` to `end` of the text of a file."""
     with path.open("rb") as file:
+        start = _go_to_text(file)
 
         def cut(nominal: int) -> int:
             if nominal == begin or nominal >= end:
                 return min(nominal, end)
-            file.seek(nominal - BEFORE)
+            file.seek(start + nominal - BEFORE)
             return nominal - BEFORE + find_cut(file.read(min(PART_BYTES, end - nominal) + BEFORE))
 
         first = cut(begin + number * PART_BYTES)
         last = cut(begin + (number + 1) * PART_BYTES)
-        file.seek(first)
+        file.seek(start + first)
         return file.read(last - first)
 
 
@@ -91,9 +92,11 @@ def scan(path: Path, seed: int) -> Scan | None:
 
 
 def byte_of_cut(path: Path, at: int) -> int:
-    """Return the byte offset of the first line start after character `at`, or of that character if there is none."""
+    """Return the byte of the first line start after character `at` of a text, or of that character if there is none."""
     characters = offset = found = 0
     searching = False
+    with path.open("rb") as file:
+        size = path.stat().st_size - _go_to_text(file)
     for data, text in _decoded(path):
         if not searching and characters + len(text) > at:
             searching = True
@@ -103,7 +106,7 @@ def byte_of_cut(path: Path, at: int) -> int:
             offset = found
         if searching and (line_start := data.find(b"\n") + 1):
             cut = offset + line_start
-            return cut if cut < path.stat().st_size else found
+            return cut if cut < size else found
         characters += len(text)
         offset += len(data)
     return found
@@ -113,7 +116,14 @@ def _decoded(path: Path) -> Iterator[tuple[bytes, str]]:
     """Yield blocks of whole characters as bytes and as text."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     with path.open("rb") as file:
+        _go_to_text(file)
         while block := file.read(BLOCK_BYTES):
             text = decoder.decode(block)
             yield text.encode(), text
         decoder.decode(b"", final=True)
+
+
+def _go_to_text(file: BinaryIO) -> int:
+    """Go to where the text of a file begins, behind a byte order mark, and return that byte."""
+    start = len(codecs.BOM_UTF8) if file.read(len(codecs.BOM_UTF8)) == codecs.BOM_UTF8 else 0
+    return file.seek(start)

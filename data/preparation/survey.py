@@ -160,7 +160,7 @@ def _survey_long_text(job: SurveyJob, number: int, unit: Unit, sample: Sample, p
         keys = keys_of_long_text(digest.place if digest else 0, job.deduplicate)
     path.write_bytes(np.array([(found.place, found.size, keys)], job.work.row).tobytes())
     if sample.wants(found.place):
-        with Path(name).open(encoding="utf-8", newline="") as file:
+        with Path(name).open(encoding="utf-8-sig", newline="") as file:
             sample.add(found.place, document_number(number, 0), found.size, file.read(job.sample_bytes))
     cut = byte_of_cut(Path(name), int(found.characters * (1 - job.fraction)))
     return UnitFacts(1, found.size, 0, [Mark(1, found.size, None)], {}, [], fatal=False, cut=cut)

@@ -105,8 +105,7 @@ class ProsqaConfig(CandidatesConfig):
         Raises:
             ValueError: the file is malformed, or a graph has more nodes than there are names.
         """
-        problems = read(self.path).problems
-        largest = max(range(len(problems)), key=lambda number: problems[number].nodes)
+        problems, largest, _ = read(self.path)
         if (nodes := problems[largest].nodes) > self.names:
             raise ValueError(
                 f"{self.path}: example {largest}, idx_to_symbol: {nodes} nodes, but the task's names = {self.names}; "
@@ -132,6 +131,8 @@ class ProblemFile(NamedTuple):
     """Hold the content of a file."""
 
     problems: list[Problem]
+    largest: int
+    """Number of the problem with the most nodes."""
     digest: str
     """Hash of its bytes."""
 
@@ -215,7 +216,8 @@ def read(path: str) -> ProblemFile:
             problems.append(entry.problem())
         except FieldError as error:
             raise _malformed(path, f"example {number}, {error}") from error
-    return ProblemFile(problems, blake2b(content, digest_size=8).hexdigest())
+    largest = max(range(len(problems)), key=lambda number: problems[number].nodes)
+    return ProblemFile(problems, largest, blake2b(content, digest_size=8).hexdigest())
 
 
 def _in_words(location: tuple[int | str, ...], message: str) -> str:

@@ -1,5 +1,6 @@
 """Documents too large to be tokenized at once: cut by a rule that depends on them alone, one document in the index."""
 
+import codecs
 import json
 from pathlib import Path
 
@@ -19,15 +20,16 @@ from plumbline.data.tokenizers import Encoder
 from tests.data.made import begins_texts
 
 TEXTS = st.text("ab é🎉\n\r\u3000", min_size=1, max_size=200)
+MARKS = st.sampled_from([b"", codecs.BOM_UTF8])  # at the beginning of a file
 
 
-@given(text=TEXTS, before=st.integers(0, 20), after=st.integers(0, 20))
+@given(text=TEXTS, before=st.integers(0, 20), after=st.integers(0, 20), mark=MARKS)
 def test_parts_are_the_document_and_the_same_from_a_file(
-    tmp_path_factory: pytest.TempPathFactory, text: str, before: int, after: int
+    tmp_path_factory: pytest.TempPathFactory, text: str, before: int, after: int, mark: bytes
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "text"
     data = text.encode()
-    path.write_bytes(b"x" * before + data + b"y" * after)
+    path.write_bytes(mark + b"x" * before + data + b"y" * after)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(long_text, "PART_BYTES", 16)
         cuts = list(parts(data))
@@ -59,12 +61,12 @@ def test_white_space_of_unicode_is_none_between_which_to_cut(monkeypatch: pytest
     assert list(parts("0123456789abcdef\nダ\nyz".encode()))[1:] == ["ダ\nyz".encode()], "a character like U+3000"
 
 
-@given(text=TEXTS, fraction=st.floats(0.01, 0.99), block=st.integers(1, 9))
+@given(text=TEXTS, fraction=st.floats(0.01, 0.99), block=st.integers(1, 9), mark=MARKS)
 def test_a_file_is_scanned_and_cut_as_the_text_is(
-    tmp_path_factory: pytest.TempPathFactory, text: str, fraction: float, block: int
+    tmp_path_factory: pytest.TempPathFactory, text: str, fraction: float, block: int, mark: bytes
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "text"
-    path.write_bytes(text.encode())
+    path.write_bytes(mark + text.encode())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(long_text, "BLOCK_BYTES", block)
         found = scan(path, seed=3)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from plumbline.data.corpus import read_manifest
+from plumbline.data.corpus import open_corpus, read_manifest
 from plumbline.data.inputs.folder import Folder
 from plumbline.data.inputs.reading import Reading
 from plumbline.data.inputs.records import read_records
@@ -68,6 +68,11 @@ def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
     assert texts_of(tmp_path / "a.txt") == ["a text"]
     (tmp_path / "b.txt").write_bytes(codecs.BOM_UTF8 + b"one|two" + b" " * (5 << 20))
     assert texts_of(tmp_path / "b.txt", separator="|")[0] == "one"
+    (tmp_path / "c.txt").write_bytes(codecs.BOM_UTF8 + b"one\n" * (2 << 20))  # in parts
+    prepare(Request(Sources((str(tmp_path / "c.txt"),)), "byte", tmp_path / "corpus", 0.1))
+    assert sum(split.source_bytes for split in read_manifest(tmp_path / "corpus").splits.values()) == 8 << 20
+    tokens = open_corpus(tmp_path / "corpus").splits["train"].indexed.read(0, 4)
+    assert bytes(tokens.tolist()) == b"one\n"
 
 
 @pytest.mark.parametrize("separator", [None, "|"])

@@ -389,7 +389,10 @@ def test_a_corpus_of_another_tokenizer_is_refused_until_the_run_has_weights_of_i
         initial_weights.check_tokenizer(config, inputs)
     with pytest.raises(ValueError, match="its tokenizer reads"):
         check_job(config, Request(tasks_per_node=1))
-    (config.run.folder / "checkpoints" / "step_00000001").mkdir(parents=True)
+    (config.run.folder / "checkpoints" / "step_old").mkdir(parents=True)
+    with pytest.raises(ValueError, match="its tokenizer reads"):
+        initial_weights.check_tokenizer(config, inputs)
+    (config.run.folder / "checkpoints" / "step_00000001").mkdir()
     initial_weights.check_tokenizer(config, inputs)
 
 

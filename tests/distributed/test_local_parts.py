@@ -171,10 +171,13 @@ def test_what_ranks_left_that_are_on_other_nodes_now_goes(
     keep(nearby, 2)
     for rank in (1, 2, 5, 9):
         nearby.folder.with_name(f"rank_{rank:05d}").mkdir()
+    foreign = nearby.folder.with_name("rank_x")
+    foreign.mkdir()
     hosts = ["n1", "n2", "n1", *["n3"] * 6, "n1"]
     monkeypatch.setattr(local, "gather_objects", lambda _value, _world: hosts)
     monkeypatch.setattr(local, "from_main", lambda action, _world: action())
     LocalCheckpoints(here, World(own, 0, len(hosts), torch.device("cpu"))).tidy(None)
+    foreign.rmdir()  # of somebody else: it stays, and stops nothing
     assert sorted(int(folder.name[5:]) for folder in nearby.folder.parent.glob("rank_*")) == kept
 
 

@@ -154,7 +154,8 @@ class LocalCheckpoints:
         remove_staging_folders(self.folder)
         unwanted = [folder for folder in checkpoints(self.folder) if folder != kept]
         if self._world.rank == min(self._beside):  # folders of ranks that ran here before and now run on other nodes
-            unwanted += [rank for rank in self._home.glob("rank_*") if int(rank.name[5:]) not in self._beside]
+            ranks = [(rank.name.removeprefix("rank_"), rank) for rank in self._home.glob("rank_*")]
+            unwanted += [rank for number, rank in ranks if number.isdigit() and int(number) not in self._beside]
         for folder in unwanted:
             shutil.rmtree(folder, ignore_errors=True)
 

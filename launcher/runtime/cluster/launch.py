@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from plumbline.launcher.runtime.cluster.nodes import job_fields
+from plumbline.launcher.runtime.cluster.nodes import job_fields, own_job
 
 ASK_SECONDS = 10.0  # a controller that is busy for longer must not delay a start
 
@@ -45,7 +45,7 @@ def job_times() -> JobTimes | None:
 
     Before a later step, or in a shell that holds an allocation, the time was spent on other work.
     """
-    job = job_id()
+    job = own_job()
     if job is None or os.environ.get("SLURM_STEP_ID") != "0":
         return None
     try:

@@ -99,13 +99,15 @@ def _speeds(reports: Sequence[Report]) -> dict[Pair, float]:
 
 def _slow(speeds: Mapping[Pair, float], reports: Mapping[int, Report]) -> list[Finding]:
     """Return what is slow among pairs of one kind. A single pair has nothing to be compared with."""
-    members = sorted({rank for pair in speeds for rank in pair})
-    best = {rank: max(speed for pair, speed in speeds.items() if rank in pair) for rank in members}
-    if len(members) < 3:
+    best: dict[int, float] = {}
+    for pair, speed in speeds.items():
+        for rank in pair:
+            best[rank] = max(speed, best.get(rank, 0.0))
+    if len(best) < 3:
         return []
     usual = median(best.values())
     findings, slow = [], set()
-    for rank in members:
+    for rank in sorted(best):
         if best[rank] < SLOW * usual:
             slow.add(rank)
             text = (

@@ -37,7 +37,7 @@ def measure(place: Place) -> Facts:
     }
     if place.world.is_main and shutil.which("scontrol") is not None:
         facts["configuration"] = settings(_ask("config"))
-        if job := os.environ.get("SLURM_JOB_ID"):
+        if job := nodes.own_job():
             facts["job"] = nodes.read_fields(_ask("job", job))
             facts["partition"] = nodes.read_fields(_ask("partition", facts["job"].get("Partition", "")))
             if facts["configuration"].get("PreemptType") == BY_QOS:

@@ -56,10 +56,10 @@ def judge(reports: Sequence[Report]) -> list[Finding]:
         for report, here, usual in _outliers(reports, "variables", name):
             text = f"rank {report.rank}: {name} is {here}, {usual} on most ranks"
             findings.append(Finding("warning", report.node, text, f"export {name} for all ranks alike"))
-    counts = [report.facts["visible GPUs"] for report in reports]
+    most = common([report.facts["visible GPUs"] for report in reports])
     for report in reports:
-        if (here := report.facts["visible GPUs"]) != common(counts):
-            text = f"rank {report.rank}: CUDA_VISIBLE_DEVICES shows {here}, {common(counts)} on most ranks"
+        if (here := report.facts["visible GPUs"]) != most:
+            text = f"rank {report.rank}: CUDA_VISIBLE_DEVICES shows {here}, {most} on most ranks"
             findings.append(Finding("warning", report.node, text, "ask for as many GPUs on every node"))
     findings += _uncertified(reports)
     if findings:

@@ -1,7 +1,7 @@
 """Describe which part of each tensor a rank keeps, and where, as checkpoints need it."""
 
 from dataclasses import dataclass
-from itertools import accumulate, count, pairwise
+from itertools import count
 from math import gcd
 
 from torch import Tensor, nn
@@ -41,9 +41,8 @@ class Piece:
         if not self.is_replicated:
             return self
         even, rest = divmod(self.length, world.size)
-        bounds = list(accumulate((even + (rank < rest) for rank in range(world.size)), initial=0))
-        first, last = list(pairwise(bounds))[world.rank]
-        return Piece(self.name, self.shape, self.shard, first, first, last - first, self.trained)
+        first = world.rank * even + min(world.rank, rest)
+        return Piece(self.name, self.shape, self.shard, first, first, even + (world.rank < rest), self.trained)
 
 
 def sampled(flat: Tensor, width: int) -> Tensor:

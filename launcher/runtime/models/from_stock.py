@@ -16,6 +16,7 @@ from plumbline.data.damage import DamagedFileError, reading
 from plumbline.data.hub import is_reachable
 from plumbline.data.tokenizers import FILES as TOKENIZER_FILES
 from plumbline.data.tokenizers import holds_tokenizer
+from plumbline.launcher.runtime.checkpoint.store import checkpoints
 from plumbline.launcher.runtime.checkpoint.weights import read_weights
 from plumbline.launcher.runtime.config.run_files import CHECKPOINTS
 from plumbline.launcher.runtime.config.schema import Config
@@ -110,7 +111,7 @@ def check_tokenizer(config: Config, inputs: Inputs) -> None:
 
 def _asked_for(config: Config) -> str | None:
     """Return the folder from which a run starts, or None if there is none or it continues from checkpoints."""
-    resumes = any((config.run.folder / CHECKPOINTS).glob("step_*")) or config.schedule.branch is not None
+    resumes = bool(checkpoints(config.run.folder / CHECKPOINTS)) or config.schedule.branch is not None
     return None if resumes else config.train.initialize_from
 
 

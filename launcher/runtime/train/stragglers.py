@@ -10,7 +10,6 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from statistics import median
 from typing import TypeVar
 
 import torch
@@ -111,9 +110,20 @@ class Stragglers:
             torch.cuda.synchronize()
 
 
+def medians_of_others(values: Sequence[float]) -> list[float]:
+    """Return the median of the others for each of two or more values."""
+    order = sorted(range(len(values)), key=values.__getitem__)
+    middle = (len(values) - 2) // 2, (len(values) - 1) // 2  # places among the sorted others
+    medians = [0.0] * len(values)
+    for place, index in enumerate(order):
+        low, high = (values[order[other + (other >= place)]] for other in middle)
+        medians[index] = (low + high) / 2
+    return medians
+
+
 def ratios(values: Sequence[float]) -> list[float]:
     """Return each value divided by the median of the others."""
-    return [value / median([*values[:place], *values[place + 1 :]]) for place, value in enumerate(values)]
+    return [value / usual for value, usual in zip(values, medians_of_others(values), strict=True)]
 
 
 def slow_ranks(ranks: Sequence[Own]) -> list[tuple[int, str, str]]:
@@ -123,8 +133,7 @@ def slow_ranks(ranks: Sequence[Own]) -> list[tuple[int, str, str]]:
         if ratio > 1 + TOLERANCE:
             found.append((rank, "device", f"its device takes {ratio:.2f} times as long for the same work"))
     shares = [own.data for own in ranks]
-    for rank, share in enumerate(shares):
-        usual = median([*shares[:rank], *shares[rank + 1 :]])
+    for rank, (share, usual) in enumerate(zip(shares, medians_of_others(shares), strict=True)):
         if share - usual > TOLERANCE:
             text = f"it waits for its data {share:.0%} of the time, the others {usual:.0%}"
             found.append((rank, "data", text))

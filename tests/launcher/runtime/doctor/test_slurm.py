@@ -145,7 +145,7 @@ def test_a_preemption_by_qos_is_that_of_the_job(reports: Reports, name: str, tex
 
 def test_sacctmgr_is_asked_for_the_qos_of_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answers = {
-        "scontrol": f"[[ $* == *config* ]] && echo '{BY_QOS}' || echo QOS=scavenger",
+        "scontrol": f"[[ $* == *config* ]] && echo '{BY_QOS}' || echo QOS=scavenger asked=${{@: -1}}",
         "sacctmgr": f"echo '{QOS}'",
     }
     for name, answer in answers.items():
@@ -155,6 +155,9 @@ def test_sacctmgr_is_asked_for_the_qos_of_the_job(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     place = Place(World(0, 0, 1, torch.device("cpu")), Path("runs/none"))
     assert slurm.measure(place)["qos"] == {"PreemptMode": "REQUEUE", "GraceTime": "00:02:00"}
+    monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "7")  # of the last task of an array
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "3")
+    assert slurm.measure(place)["job"]["asked"] == "7_3"
     (tmp_path / "sacctmgr").write_text("#!/bin/false\n")
     assert slurm.measure(place)["qos"] is None
 

@@ -237,6 +237,7 @@ def test_accounts_that_the_disk_cannot_read_are_kept_as_well(tmp_path: Path) -> 
 
 SCONTROL = """\
 #!/bin/bash
+echo "$*" >> {folder}/asked
 echo "JobId=7 JobName=a SubmitTime={submit} EligibleTime={submit} StartTime={start} BatchFlag={batch}"
 """
 
@@ -244,7 +245,7 @@ echo "JobId=7 JobName=a SubmitTime={submit} EligibleTime={submit} StartTime={sta
 def put_scontrol(folder: Path, submitted: float, started: float, batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Put a Slurm on the path that says when job 7 was submitted and started, and be its first step."""
     times = [time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(moment)) for moment in (submitted, started)]
-    (folder / "scontrol").write_text(SCONTROL.format(submit=times[0], start=times[1], batch=batch))
+    (folder / "scontrol").write_text(SCONTROL.format(folder=folder, submit=times[0], start=times[1], batch=batch))
     (folder / "scontrol").chmod(stat.S_IRWXU)
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
     for name, value in (("JOB_ID", "7"), ("STEP_ID", "0"), ("RESTART_COUNT", "1")):
@@ -264,6 +265,11 @@ def test_the_first_attempt_of_a_job_waited_since_it_was_submitted(
     assert (attempt.queued, attempt.start, attempt.seconds["queue"]) == (launched - 50, launched - 20, 30)
     assert attempt.seconds["start_up"] > 20, "its nodes were there before rank 0 was launched"
     assert (attempt.slurm_job_id, attempt.slurm_restart_count) == ("7", 1)
+
+    monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "7")  # of the last task of an array
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "3")
+    assert launch.job_times() is not None
+    assert (tmp_path / "asked").read_text().splitlines()[-1].endswith("show job 7_3"), "7 is all tasks of the array"
 
     put_scontrol(tmp_path, launched - 50, launched - 20, 0, monkeypatch)
     assert launch.job_times() is None, "a shell that holds an allocation"

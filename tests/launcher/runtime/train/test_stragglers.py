@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from statistics import median
+
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from plumbline.launcher.runtime.ranks.world import World
 from plumbline.launcher.runtime.train import stragglers
-from plumbline.launcher.runtime.train.stragglers import STEPS, Own, Stragglers, ratios, slow_ranks
+from plumbline.launcher.runtime.train.stragglers import STEPS, Own, Stragglers, medians_of_others, ratios, slow_ranks
 
 
 def ranks(products: list[float], data: list[float] | None = None) -> list[Own]:
@@ -42,6 +46,12 @@ def test_a_rank_that_waits_for_its_data_is_named_unless_all_do() -> None:
 def test_a_ratio_leaves_its_own_value_out() -> None:
     assert ratios([1.0, 2.0]) == [0.5, 2.0]
     assert ratios([1.0, 1.0, 4.0]) == [0.4, 0.4, 4.0]
+
+
+@given(values=st.lists(st.floats(0.1, 9.0), min_size=2, max_size=9))
+def test_the_medians_of_others_are_what_sorting_each_time_gives(values: list[float]) -> None:
+    others = [[*values[:place], *values[place + 1 :]] for place in range(len(values))]
+    assert medians_of_others(values) == [median(each) for each in others]
 
 
 def test_a_rank_is_named_once_it_was_slow_in_two_windows_in_a_row(
