@@ -59,7 +59,6 @@ class TrainBatches:
         world_size: int = 1,
         vocab_size: int | None = None,
         gpu: int | None = None,
-        check_sizes: bool = True,
     ) -> None:
         """Open the corpora and check that they can make a batch.
 
@@ -71,7 +70,6 @@ class TrainBatches:
             vocab_size: Refuse token ids at or above this when they are read; None takes any.
             gpu: Index of this process's GPU, to which batches will be copied asynchronously: the threads that read them
                 pin their memory. None: no GPU.
-            check_sizes: See `open_corpus`.
 
         Raises:
             ValueError: a corpus is missing, damaged, too short, or made with another tokenizer than the rest, or the
@@ -81,7 +79,7 @@ class TrainBatches:
         self.plan = config.batch_plan
         self.micro_batch = config.micro_batch(world_size)
         self.accumulation_steps = config.accumulation_steps(world_size)
-        self.corpora = open_corpora(config.train, config.cache, check_sizes)
+        self.corpora = open_corpora(config.train, config.cache)
         check_same_tokenizer(self.corpora.items())
         self._streams = [training_stream(corpus, config) for corpus in self.corpora.values()]
         self.order = TrainOrder(list(self._ordered_sources()), seed)

@@ -22,22 +22,21 @@ def training_stream(corpus: SampleSource, config: DataConfig) -> WindowStream:
     return split
 
 
-def open_corpora(
-    sources: Sequence[SourceConfig], cache: CacheConfig | None = None, check_sizes: bool = True
-) -> dict[str, SampleSource]:
+def open_corpora(sources: Sequence[SourceConfig], cache: CacheConfig | None = None) -> dict[str, SampleSource]:
     """Open corpora and tasks, keyed by the configured name, the last part of the path or the task's name.
+
+    The sizes of their files are not compared, since one rank can do that for all (`Corpus.check_sizes`).
 
     Args:
         sources: what to open.
         cache: where parts of corpora at URLs are kept.
-        check_sizes: as `open_corpus` takes it.
 
     Raises:
         ValueError: one cannot be opened, or two share a name.
     """
     corpora: dict[str, SampleSource] = {}
     for source in sources:
-        corpus = open_source(source, cache, check_sizes)
+        corpus = open_source(source, cache, check_sizes=False)
         name = source.name or corpus.name
         if name in corpora:
             raise ValueError(
@@ -59,9 +58,7 @@ def open_source(source: SourceConfig, cache: CacheConfig | None = None, check_si
     return open_corpus(source.path, cache, check_sizes)
 
 
-def evaluated_sources(
-    config: DataConfig, trained: Mapping[str, SampleSource], check_sizes: bool = True
-) -> dict[str, SampleSource]:
+def evaluated_sources(config: DataConfig, trained: Mapping[str, SampleSource]) -> dict[str, SampleSource]:
     """Return the sources on whose `held_out` to evaluate, by name.
 
     They are those of `data.validation`, or the training corpora that hold something out.
@@ -69,13 +66,12 @@ def evaluated_sources(
     Args:
         config: what to read.
         trained: the sources of `data.train`, opened and named.
-        check_sizes: as `open_corpus` takes it.
 
     Raises:
         ValueError: one cannot be opened, or was made with a different tokenizer from the training data.
     """
     if config.validation:
-        held_out = open_corpora(config.validation, config.cache, check_sizes)
+        held_out = open_corpora(config.validation, config.cache)
         check_same_tokenizer([*trained.items(), *held_out.items()])
         _warn_of_what_is_trained_on(trained, held_out)
     else:

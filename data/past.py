@@ -53,8 +53,7 @@ def _history(config: DataConfig, samples: int) -> list[tuple[int, list[tuple[str
     """Return everything that the first samples depend on, see `Mixture.history`."""
     # Micro-batches of one sample fit every batch size of a warm-up on any number of ranks
     alone = config.model_copy(update={"micro_batch_size": 1})
-    # Every rank asks, about what it has opened or will not read: numbers of tokens, for which no file is looked at
-    return TrainBatches(alone, seed=0, check_sizes=False).order.mixture.history(samples)
+    return TrainBatches(alone, seed=0).order.mixture.history(samples)
 
 
 def _found_again(

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, replace
 
 from plumbline.launcher.runtime.commands import cli
-from plumbline.model.sampling import check_sampling
+from plumbline.model.sampling import Sampling
 
 OPTIONS = ("think", "temperature", "top_k", "top_p", "max_new_tokens", "seed")
 """Options that --json repeats."""
@@ -68,7 +68,7 @@ def parse_arguments() -> argparse.Namespace:
 def check_options(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
     """Refuse values outside their range, and options that do not go together."""
     try:
-        check_sampling(arguments.temperature, arguments.top_k, arguments.top_p)
+        arguments.sampling = Sampling(arguments.temperature, arguments.top_k, arguments.top_p)
     except ValueError as error:
         parser.error(f"--{str(error).replace('_', '-', 1)}")
     drawing = {"--samples": arguments.samples > 1, "--top-k": arguments.top_k, "--top-p": arguments.top_p}
@@ -136,8 +136,7 @@ def main() -> None:
     if think is None or isinstance(think, Drafts):  # drafts are verified by the plain model
         model.warn_without_thoughts()
     check_rounding(model.module, think, arguments.batch_size)
-    options = (arguments.max_new_tokens, arguments.temperature, arguments.top_k, arguments.top_p)
-    writer = Writer(model, tokenizer, *options, think)
+    writer = Writer(model, tokenizer, arguments.max_new_tokens, arguments.sampling, think)
     if arguments.interactive:
         converse(arguments, facts, writer)
         return

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from plumbline.model.decoder import CausalLM
+from plumbline.model.sampling import Sampling
 
 Reader = Callable[[Tensor], Tensor]
 """Reads the next tokens [B, T] of each row, after all that it has read before; returns the next-token logits [B, V]."""
@@ -13,35 +14,31 @@ INVALID = -1
 OVERFLOWS = "the logits of the next token are nan or inf: the model overflows; try --dtype fp32"
 
 
-def sample_token(
-    logits: Tensor, temperature: float, top_k: int | None, top_p: float | None, generator: torch.Generator | None
-) -> Tensor:
-    """Draw one token id [B] for each row of logits [B, V]; temperature 0 is greedy.
+def sample_token(logits: Tensor, sampling: Sampling, generator: torch.Generator | None) -> Tensor:
+    """Draw one token id [B] for each row of logits [B, V].
 
     Raises:
         ValueError: the logits do not form a distribution.
     """
-    drawn = _draw(logits, temperature, top_k, top_p, generator)
+    drawn = _draw(logits, sampling, generator)
     if (drawn == INVALID).any():
         raise ValueError(OVERFLOWS)
     return drawn
 
 
-def _draw(
-    logits: Tensor, temperature: float, top_k: int | None, top_p: float | None, generator: torch.Generator | None
-) -> Tensor:
+def _draw(logits: Tensor, sampling: Sampling, generator: torch.Generator | None) -> Tensor:
     """Draw as `sample_token` does, but without waiting for the device: INVALID where there is no distribution."""
     valid = logits.logsumexp(-1).isfinite()
-    if temperature == 0.0:
+    if sampling.temperature == 0.0:
         return torch.where(valid, logits.argmax(-1), INVALID)
-    logits = logits / temperature
-    if top_k is not None:
-        cutoff = logits.topk(min(top_k, logits.size(-1)), dim=-1).values[:, -1:]
+    logits = logits / sampling.temperature
+    if sampling.top_k is not None:
+        cutoff = logits.topk(min(sampling.top_k, logits.size(-1)), dim=-1).values[:, -1:]
         logits = logits.masked_fill(logits < cutoff, -torch.inf)
-    if top_p is not None:
+    if sampling.top_p is not None:
         ordered, order = logits.sort(dim=-1, descending=True)
         before = ordered.softmax(-1).cumsum(-1) - ordered.softmax(-1)  # probability of all likelier tokens
-        drop = torch.zeros_like(logits, dtype=torch.bool).scatter(-1, order, before >= top_p)
+        drop = torch.zeros_like(logits, dtype=torch.bool).scatter(-1, order, before >= sampling.top_p)
         logits = logits.masked_fill(drop, -torch.inf)
     # As torch.multinomial draws one token, which reads on the host whether the probabilities are valid
     probabilities = logits.softmax(-1)
@@ -69,9 +66,7 @@ def continue_together(
     max_new_tokens: int,
     *,
     generators: Sequence[torch.Generator],
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
+    sampling: Sampling,
     stop_at: int | None = None,
 ) -> Iterator[list[int | None]]:
     """Yield, step by step, the next token of each prompt, or None if it is still being read or has ended.
@@ -85,9 +80,7 @@ def continue_together(
         prompts: token ids, at least one each.
         max_new_tokens: most new tokens per row.
         generators: random generators, one per row, so that rows do not depend on each other.
-        temperature: see `sample_token`.
-        top_k: see `sample_token`.
-        top_p: see `sample_token`.
+        sampling: how tokens are drawn.
         stop_at: the token that ends a row.
 
     Raises:
@@ -106,7 +99,7 @@ def continue_together(
             for row, prompt in enumerate(prompts)
             if len(prompt) <= place < len(prompt) + max_new_tokens and not ended[row]
         ]
-        drawn = _draw_rows(speaking, logits, temperature, top_k, top_p, generators)
+        drawn = _draw_rows(speaking, logits, sampling, generators)
         for row, token in zip(speaking, drawn, strict=True):
             if token == INVALID:
                 raise ValueError(OVERFLOWS)
@@ -119,16 +112,11 @@ def continue_together(
 
 
 def _draw_rows(
-    rows: Sequence[int],
-    logits: Tensor,
-    temperature: float,
-    top_k: int | None,
-    top_p: float | None,
-    generators: Sequence[torch.Generator],
+    rows: Sequence[int], logits: Tensor, sampling: Sampling, generators: Sequence[torch.Generator]
 ) -> list[int]:
     """Draw the next token of some rows of logits [B, V], each by its own generator, in one device transfer."""
-    if temperature == 0:
-        drawn: list[int] = _draw(logits, temperature, top_k, top_p, None).tolist()
+    if sampling.temperature == 0:
+        drawn: list[int] = _draw(logits, sampling, None).tolist()
         return [drawn[row] for row in rows]
-    each = [_draw(logits[row : row + 1], temperature, top_k, top_p, generators[row]) for row in rows]
+    each = [_draw(logits[row : row + 1], sampling, generators[row]) for row in rows]
     return torch.cat(each).tolist() if each else []

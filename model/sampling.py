@@ -1,25 +1,41 @@
-"""Check sampling options without torch, so that a command line is checked before anything is loaded."""
+"""Describe and check sampling without torch, so that a command line is checked before anything is loaded."""
 
 import math
+from dataclasses import dataclass
 
 COLDEST = 1e-6
 """The lowest temperature above 0 for which the divided logits are still finite."""
 
 
-def check_sampling(temperature: float, top_k: int | None, top_p: float | None) -> None:
-    """Refuse a sampling option outside its range.
+@dataclass(frozen=True)
+class Sampling:
+    """Describe how a token is drawn from its distribution.
 
     Raises:
-        ValueError: names it, its value and the range.
+        ValueError: a value is outside its range; names it, its value and the range.
     """
-    if temperature != 0 and not COLDEST <= temperature < math.inf:
-        raise ValueError(
-            f"temperature = {temperature}: 0 is greedy, larger is more random, from {COLDEST} to any finite number"
-        )
-    if top_k is not None and top_k < 1:
-        raise ValueError(f"top_k = {top_k}: keep at least 1 token, or leave it out to keep all")
-    if top_p is not None and not 0 < top_p <= 1:
-        raise ValueError(f"top_p = {top_p}: lies in (0, 1]; leave it out to keep all tokens")
+
+    temperature: float = 1.0
+    """0 is greedy."""
+    top_k: int | None = None
+    """Draw from the k likeliest tokens."""
+    top_p: float | None = None
+    """Draw from the likeliest tokens that hold this much probability."""
+
+    def __post_init__(self) -> None:
+        """Refuse a value outside its range."""
+        if self.temperature != 0 and not COLDEST <= self.temperature < math.inf:
+            raise ValueError(
+                f"temperature = {self.temperature}: 0 is greedy, larger is more random, from {COLDEST} to any finite "
+                "number"
+            )
+        if self.top_k is not None and self.top_k < 1:
+            raise ValueError(f"top_k = {self.top_k}: keep at least 1 token, or leave it out to keep all")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p = {self.top_p}: lies in (0, 1]; leave it out to keep all tokens")
+
+
+GREEDY = Sampling(temperature=0.0)
 
 
 def check_room(longest: int | None, prompt_tokens: int, new_tokens: int) -> None:

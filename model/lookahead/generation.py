@@ -14,7 +14,7 @@ from plumbline.model.lookahead.anchors import Anchors
 from plumbline.model.lookahead.masks import Entries, Text, attention_mask, slot_entries, text_entries
 from plumbline.model.lookahead.thoughts import Memory, Thinker, join, run_text_behind
 from plumbline.model.quantization.precision import scales_over_tokens
-from plumbline.model.sampling import check_room, check_sampling
+from plumbline.model.sampling import GREEDY, Sampling, check_room
 
 
 @dataclass(frozen=True)
@@ -47,9 +47,7 @@ def generate_thinking(
     max_new_tokens: int,
     trigger: Trigger,
     *,
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
+    sampling: Sampling,
     generator: torch.Generator | None = None,
 ) -> Iterator[Tensor]:
     """Yield the continuation of prompt [1, T] token by token, each [1]; after a thought, its first slot predicts.
@@ -61,16 +59,13 @@ def generate_thinking(
         prompt: token ids to continue.
         max_new_tokens: most tokens to yield.
         trigger: when to think.
-        temperature: see `model.generation.sample_token`.
-        top_k: see `model.generation.sample_token`.
-        top_p: see `model.generation.sample_token`.
+        sampling: how tokens are drawn.
         generator: random generator.
 
     Raises:
-        ValueError: the prompt is empty, prompt and continuation exceed max_position_embeddings, a sampling option is
-            out of range, or several sequences are given, which would think at different tokens.
+        ValueError: the prompt is empty, prompt and continuation exceed max_position_embeddings, or several sequences
+            are given, which would think at different tokens.
     """
-    check_sampling(temperature, top_k, top_p)
     cache = _cache_for(model, prompt, max_new_tokens)
     committed = _Committed(model) if commits else None
     tokens = prompt
@@ -83,7 +78,7 @@ def generate_thinking(
             logits = _logits(model, slots[:, 0, :1])
             if committed is not None:
                 committed.add(own, cache[0].length)
-        token = sample_token(logits, temperature, top_k, top_p, generator)
+        token = sample_token(logits, sampling, generator)
         yield token
         tokens = token[:, None]
 
@@ -229,7 +224,7 @@ def _logits(model: CausalLM, states: Tensor) -> Tensor:
 
 def _likeliest(model: CausalLM, states: Tensor) -> Tensor:
     """Return the likeliest token [1] after a state [1, 1, D]."""
-    return sample_token(_logits(model, states), 0.0, None, None, None)
+    return sample_token(_logits(model, states), GREEDY, None)
 
 
 def _memory(cache: list[LayerCache]) -> Memory:

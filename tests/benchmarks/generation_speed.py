@@ -22,6 +22,7 @@ from plumbline.model.config import ModelConfig
 from plumbline.model.decoder import CausalLM
 from plumbline.model.generation import cached_reader, continue_together
 from plumbline.model.objectives.next_token import NextTokenConfig
+from plumbline.model.sampling import GREEDY
 from tests.benchmarks.lookahead_cost import make
 from tests.benchmarks.stock import stock_model
 from tests.benchmarks.turns import take_turns
@@ -64,7 +65,7 @@ def continued(model: CausalLM, prompt: torch.Tensor, tokens: int) -> list[list[i
     rows = prompt.tolist()
     read = cached_reader(model, len(rows), prompt.size(1) + tokens)
     drawing = [torch.Generator(prompt.device) for _ in rows]  # greedy decoding draws nothing
-    return list(continue_together(read, rows, tokens, generators=drawing, temperature=0.0))
+    return list(continue_together(read, rows, tokens, generators=drawing, sampling=GREEDY))
 
 
 def main() -> None:

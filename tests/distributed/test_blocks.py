@@ -17,6 +17,7 @@ from plumbline.launcher.runtime.models.open import load_model
 from plumbline.model.decoder import CausalLM
 from plumbline.model.parameterization.initialization import initialize
 from plumbline.model.parameterization.multipliers import multipliers
+from plumbline.model.sampling import GREEDY
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -92,6 +93,6 @@ def test_what_trains_moves_and_the_rest_is_what_was_drawn(
 @pytest.mark.parametrize("model", MODELS)
 def test_a_finished_run_opens_again_and_continues_text(runs: Callable[[str, str], Run], model: str) -> None:
     opened = load_model(runs(model, "fp32_3").folder, torch.device("cpu"))
-    tokens = list(opened.continuation([1, 2, 3], 8, temperature=0.0))
+    tokens = list(opened.continuation([1, 2, 3], 8, sampling=GREEDY))
     sequence = torch.tensor([[1, 2, 3, *tokens]])
     assert tokens == opened.module(sequence)[0, 2:-1].argmax(-1).tolist(), "with a cache as without"

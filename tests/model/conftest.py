@@ -26,6 +26,7 @@ from plumbline.model.parameterization.config import OptimizerSettings, Parameter
 from plumbline.model.parameterization.initialization import initialize
 from plumbline.model.parameterization.multipliers import multipliers
 from plumbline.model.parameterization.table import parameter_table
+from plumbline.model.sampling import Sampling
 
 MakeConfig = Callable[..., ModelConfig]
 MakeModel = Callable[..., CausalLM]
@@ -155,7 +156,7 @@ def loaded(model: CausalLM, folder: Path) -> LoadedModel:
 def continued(model: CausalLM, prompts: Tensor, tokens: int, seed: int = 0, **options: Any) -> Tensor:
     """Return the tokens [B, tokens] that follow prompts [B, T]; each row draws by a seed of its own, from `seed` on."""
     seeds = range(seed, seed + len(prompts))
-    steps = loaded(model, Path()).continuations(prompts.tolist(), tokens, seeds=seeds, **options)
+    steps = loaded(model, Path()).continuations(prompts.tolist(), tokens, sampling=Sampling(**options), seeds=seeds)
     return torch.tensor(list(steps)).T
 
 

@@ -11,6 +11,7 @@ from torch.overrides import TorchFunctionMode
 
 from plumbline.model.decoder import CausalLM
 from plumbline.model.generation import cached_reader, continue_together, sample_token
+from plumbline.model.sampling import GREEDY, Sampling
 from tests.model.conftest import continued
 
 MakeModel = Callable[..., CausalLM]
@@ -25,9 +26,7 @@ def prompts(rows: int = 2, length: int = 5) -> Tensor:
 def draws(count: int = 20_000, logits: Tensor | None = None, **options: Any) -> Tensor:
     """Frequency of each token over many draws."""
     logits = PROBABILITIES.log() if logits is None else logits
-    settings = {"temperature": 1.0, "top_k": None, "top_p": None, **options}
-    generator = torch.Generator().manual_seed(0)
-    tokens = sample_token(logits.expand(count, -1), **settings, generator=generator)
+    tokens = sample_token(logits.expand(count, -1), Sampling(**options), torch.Generator().manual_seed(0))
     return torch.bincount(tokens, minlength=logits.numel()) / count
 
 
@@ -99,7 +98,7 @@ def test_top_p_sees_the_temperature() -> None:
 
 def test_each_row_is_cut_by_its_own_probabilities() -> None:
     logits = torch.stack((PROBABILITIES.log(), PROBABILITIES.flip(0).log())).repeat(500, 1)
-    tokens = sample_token(logits, 1.0, None, 0.6, torch.Generator().manual_seed(0))
+    tokens = sample_token(logits, Sampling(top_p=0.6), torch.Generator().manual_seed(0))
     assert tokens[0::2].unique().tolist() == [1, 3]
     assert tokens[1::2].unique().tolist() == [0, 2]
 
@@ -137,10 +136,10 @@ def test_an_empty_prompt_is_refused(make_model: MakeModel) -> None:
     ],
     ids=str,
 )
-def test_a_sampling_option_out_of_range_is_refused(make_model: MakeModel, options: dict[str, Any]) -> None:
+def test_a_sampling_option_out_of_range_is_refused(options: dict[str, Any]) -> None:
     (name, value), *_ = options.items()
     with pytest.raises(ValueError, match=f"{name} = {value}: "):
-        continued(make_model(), prompts(), 3, **options)
+        Sampling(**options)
 
 
 def test_the_least_temperature_draws_the_likeliest_token() -> None:
@@ -151,12 +150,16 @@ RAGGED = [[3, 1, 4, 1, 5, 9, 2, 6], [2, 7], [1, 8, 2, 8, 1], [5, 3]]
 SEEDS = [7, 8, 9, 7]
 
 
-def together(model: CausalLM, prompts: list[list[int]], new: int, seeds: list[int], **options: Any) -> list[list[int]]:
+def together(
+    model: CausalLM, prompts: list[list[int]], new: int, seeds: list[int], stop_at: int | None = None, **options: Any
+) -> list[list[int]]:
     """Return what each prompt is continued with in one batch."""
     read = cached_reader(model, len(prompts), max(map(len, prompts)) + new)
     generators = [torch.Generator().manual_seed(seed) for seed in seeds]
     said: list[list[int]] = [[] for _ in prompts]
-    for step in continue_together(read, prompts, new, generators=generators, **options):
+    for step in continue_together(
+        read, prompts, new, generators=generators, sampling=Sampling(**options), stop_at=stop_at
+    ):
         for row, token in zip(said, step, strict=True):
             row += [] if token is None else [token]
     return said
@@ -208,7 +211,7 @@ def test_nothing_is_computed_after_all_rows_ended(make_model: MakeModel) -> None
 
     (first,) = together(model, [[3, 1, 4]], 1, [0], temperature=0.0)
     steps = continue_together(
-        counted, [[3, 1, 4]], 9, generators=[torch.Generator()], temperature=0.0, stop_at=first[0]
+        counted, [[3, 1, 4]], 9, generators=[torch.Generator()], sampling=GREEDY, stop_at=first[0]
     )
     assert list(steps) == [first]
     assert lengths == [3], "a prompt is read at once"
@@ -236,7 +239,7 @@ def test_the_host_waits_once_a_step_for_all_rows(make_model: MakeModel, options:
 
 def test_a_token_is_drawn_as_multinomial_draws_it() -> None:
     logits = torch.randn(50, 61, generator=torch.Generator().manual_seed(1))
-    drawn = sample_token(logits, 1.0, None, None, torch.Generator().manual_seed(2))
+    drawn = sample_token(logits, Sampling(), torch.Generator().manual_seed(2))
     expected = torch.multinomial(logits.softmax(-1), 1, generator=torch.Generator().manual_seed(2))
     assert torch.equal(drawn, expected[:, 0])
 
@@ -260,8 +263,8 @@ def test_logits_that_overflow_are_refused_where_they_would_be_said(temperature: 
         logits = torch.zeros(2, 5)
         logits[row, 3] = wrong
         generators = [torch.Generator().manual_seed(seed) for seed in (0, 1)]
-        steps = continue_together(lambda _: logits, [[1], [1, 2]], 1, generators=generators, temperature=temperature)
-        return next(steps)
+        sampling = Sampling(temperature)
+        return next(continue_together(lambda _: logits, [[1], [1, 2]], 1, generators=generators, sampling=sampling))
 
     assert first_step(1)[1] is None
     with pytest.raises(ValueError, match="the logits of the next token are nan or inf: the model overflows"):

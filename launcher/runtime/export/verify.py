@@ -14,6 +14,7 @@ from plumbline.model.decoder import CausalLM
 from plumbline.model.export import thinker
 from plumbline.model.lookahead.generation import Trigger, generate_thinking, think
 from plumbline.model.objectives.objective import Decoding
+from plumbline.model.sampling import GREEDY
 from plumbline.model.stock_inputs import stock_inputs
 
 RELATIVE_TOLERANCE = 1e-5  # of fp32 logits: max |difference| / max |logit|
@@ -107,7 +108,7 @@ def verify_thinker(ours: CausalLM, decoding: Decoding, folder: Path, own_code: b
     relative_error = float((expected - found).abs().max() / expected.abs().max())
 
     trigger, commits = Trigger("every", THINK_EVERY), decoding.commits
-    stream = generate_thinking(ours, decoding.thinker, commits, prompt, steps, trigger, temperature=0.0)
+    stream = generate_thinking(ours, decoding.thinker, commits, prompt, steps, trigger, sampling=GREEDY)
     said = theirs.continuation(prompt, steps, f"every:{THINK_EVERY}")
     equal = _equal_at_start((int(token) for token in stream), said)
     left_out = None

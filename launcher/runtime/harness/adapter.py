@@ -18,6 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
 from plumbline.launcher.runtime.models.open import LoadedModel
+from plumbline.model.sampling import GREEDY
 
 Scored = tuple[object, list[int], list[int]]
 """Texts that lm_eval passes along, then the tokens of the context and of the continuation."""
@@ -157,7 +158,7 @@ class HarnessModel(TemplateLM):
         until = [until] if isinstance(until := options.get("until") or [], str) else until
         tokens: list[int] = []
         text: str = ""
-        for token in self.model.continuation(prompt, new_tokens, temperature=0.0, stop_at=self.eot_token_id):
+        for token in self.model.continuation(prompt, new_tokens, sampling=GREEDY, stop_at=self.eot_token_id):
             tokens.append(token)
             text = self.tokenizer.decode(tokens, skip_special_tokens=True)
             ends = [text.index(string) for string in until if string and string in text]

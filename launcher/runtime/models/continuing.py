@@ -19,7 +19,7 @@ from plumbline.launcher.runtime.models.open import LoadedModel
 from plumbline.launcher.runtime.system.log import LOG
 from plumbline.model.lookahead.generation import Drafts, Trigger, check_verifiable
 from plumbline.model.quantization.precision import scales_over_tokens
-from plumbline.model.sampling import check_room
+from plumbline.model.sampling import Sampling, check_room
 
 USUAL = 100
 """Default number of tokens of a continuation."""
@@ -53,9 +53,7 @@ class Writer:
     model: LoadedModel
     tokenizer: Any
     max_new_tokens: int
-    temperature: float
-    top_k: int | None
-    top_p: float | None
+    sampling: Sampling
     think: Trigger | Drafts | None
     made: int = field(default=0, init=False)
     """Number of generated tokens."""
@@ -95,8 +93,11 @@ class Writer:
 
     @property
     def _options(self) -> dict[str, Any]:
-        names = ("max_new_tokens", "temperature", "top_k", "top_p")
-        return {name: getattr(self, name) for name in names} | {"stop_at": self.tokenizer.eos_token_id}
+        return {
+            "max_new_tokens": self.max_new_tokens,
+            "sampling": self.sampling,
+            "stop_at": self.tokenizer.eos_token_id,
+        }
 
     def _continuation(self, prompt: Prompt, tokens: list[int]) -> Continuation:
         text = text_after(self.tokenizer, prompt.tokens, tokens)

@@ -34,7 +34,7 @@ from plumbline.model.generation import Reader, cached_reader, continue_together
 from plumbline.model.lookahead.generation import Drafts, Trigger, generate_thinking, generate_verified
 from plumbline.model.objectives.objective import Decoding, Objective, TrainedLM
 from plumbline.model.parameterization.tensors import freeze
-from plumbline.model.sampling import check_room, check_sampling
+from plumbline.model.sampling import Sampling, check_room
 from plumbline.model.stock_inputs import CACHE, cache_argument, stock_inputs
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -156,9 +156,7 @@ class LoadedModel:
         max_new_tokens: int,
         *,
         think: Trigger | Drafts | None = None,
-        temperature: float = 1.0,
-        top_k: int | None = None,
-        top_p: float | None = None,
+        sampling: Sampling,
         seed: int = 0,
         stop_at: int | None = None,
     ) -> Iterator[int]:
@@ -168,18 +166,15 @@ class LoadedModel:
             prompt: token ids.
             max_new_tokens: most tokens to yield.
             think: when to think, or the counters of verified drafts, which are greedy.
-            temperature: see `model.generation.sample_token`.
-            top_k: see `model.generation.sample_token`.
-            top_p: see `model.generation.sample_token`.
+            sampling: how tokens are drawn; verified drafts are greedy.
             seed: seed of the sampling.
             stop_at: the last token.
 
         Raises:
             ValueError: see `continuations`, and `decoding` for thoughts.
         """
-        options: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
         if think is None:
-            steps = self.continuations([prompt], max_new_tokens, seeds=[seed], stop_at=stop_at, **options)
+            steps = self.continuations([prompt], max_new_tokens, sampling=sampling, seeds=[seed], stop_at=stop_at)
             yield from (token for said in steps for token in said if token is not None)
             return
         decoding = self.decoding  # raises where the module is not ours
@@ -187,9 +182,15 @@ class LoadedModel:
         if isinstance(think, Drafts):
             stream = generate_verified(model, decoding.thinker, tokens, max_new_tokens, think)
         else:
-            options["generator"] = torch.Generator(self.device).manual_seed(seed)
             stream = generate_thinking(
-                model, decoding.thinker, decoding.commits, tokens, max_new_tokens, think, **options
+                model,
+                decoding.thinker,
+                decoding.commits,
+                tokens,
+                max_new_tokens,
+                think,
+                sampling=sampling,
+                generator=torch.Generator(self.device).manual_seed(seed),
             )
         for token in stream:
             yield int(token.item())
@@ -202,9 +203,7 @@ class LoadedModel:
         max_new_tokens: int,
         *,
         seeds: Sequence[int],
-        temperature: float = 1.0,
-        top_k: int | None = None,
-        top_p: float | None = None,
+        sampling: Sampling,
         stop_at: int | None = None,
     ) -> Iterator[list[int | None]]:
         """Continue several prompts together, step by step; see `model.generation.continue_together`.
@@ -212,10 +211,8 @@ class LoadedModel:
         Each row has its own seed, so that it continues as it would alone, up to the rounding of larger products.
 
         Raises:
-            ValueError: a prompt is empty, a continuation would exceed the model's context, or a sampling option is
-                outside its range.
+            ValueError: a prompt is empty, or a continuation would exceed the model's context.
         """
-        check_sampling(temperature, top_k, top_p)
         for prompt in prompts:
             check_room(self.context_length, len(prompt), max_new_tokens)
         if isinstance(self.module, CausalLM):
@@ -227,9 +224,7 @@ class LoadedModel:
             prompts,
             max_new_tokens,
             generators=[torch.Generator(self.device).manual_seed(seed) for seed in seeds],
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
+            sampling=sampling,
             stop_at=stop_at,
         )
 

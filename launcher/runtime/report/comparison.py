@@ -48,7 +48,7 @@ def make(folders: Sequence[Path], by: By) -> tuple[str, dict[str, Any], list[str
     }
     count = sum(len(run.alerts) for run in runs)
     last = f"{len(runs)} runs, {len(found)} difference(s), {count} alert(s)"
-    return page(runs, by), document, [*warned, last]
+    return _page(runs, by, found, warned), document, [*warned, last]
 
 
 def read_runs(folders: Sequence[Path]) -> list[Compared]:
@@ -80,8 +80,8 @@ def distinct_names(folders: Sequence[Path]) -> list[str]:
     return next(names for names in ends if len(set(names)) == len(names))
 
 
-def page(runs: Sequence[Compared], by: By) -> str:
-    """Return the page of several runs, a self-contained HTML document.
+def _page(runs: Sequence[Compared], by: By, found: Mapping[str, Sequence[Any]], warned: Sequence[str]) -> str:
+    """Return the page of several runs, a self-contained HTML document, from their differences and cautions.
 
     Raises:
         ValueError: a run lacks what is needed to place its numbers by `by`.
@@ -96,8 +96,8 @@ def page(runs: Sequence[Compared], by: By) -> str:
             html.heading(RUNS),
             _table_of_runs(runs),
             html.heading(DIFFERENCES, "In configuration, code and machine."),
-            *(f"<p>{escape(caution)}</p>" for caution in cautions(runs)),
-            _table_of_differences(runs),
+            *(f"<p>{escape(caution)}</p>" for caution in warned),
+            _table_of_differences(runs, found),
             *map(html.group, groups),
             html.heading(ALERTS),
             *_table_of_alerts(runs),
@@ -207,8 +207,7 @@ def _table_of_runs(runs: Sequence[Compared]) -> str:
     return html.table(header, rows, words=2)
 
 
-def _table_of_differences(runs: Sequence[Compared]) -> str:
-    found = differences(runs)
+def _table_of_differences(runs: Sequence[Compared], found: Mapping[str, Sequence[Any]]) -> str:
     if not found:
         return '<p class="quiet">None.</p>'
     rows = [[key, *("-" if value is None else str(value) for value in values)] for key, values in found.items()]

@@ -42,13 +42,12 @@ class Inputs:
                 source.check_sizes()
 
 
-def open_inputs(config: Config, world: World, check_sizes: bool = True) -> Inputs:
-    """Open the corpora and check them against the model and the world.
+def open_inputs(config: Config, world: World) -> Inputs:
+    """Open the corpora and check them against the model and the world; one rank has to call `Inputs.check_sizes`.
 
     Args:
         config: what to read, and for which model.
         world: this process among all.
-        check_sizes: whether to compare the sizes of all files now; if not, call `Inputs.check_sizes` on one rank.
 
     Raises:
         ValueError: a corpus is missing, damaged, too small or repeated too often; its vocabulary does not fit the
@@ -58,7 +57,7 @@ def open_inputs(config: Config, world: World, check_sizes: bool = True) -> Input
     data = config.data
     check_ranks(config, world.size)
     gpu, vocab_size = world.device.index, config.model.vocab_size
-    train = TrainBatches(data, config.run.seed, world.rank, world.size, vocab_size, gpu, check_sizes)
+    train = TrainBatches(data, config.run.seed, world.rank, world.size, vocab_size, gpu)
     train.check_epochs(last_step(config))
     for name, corpus in train.corpora.items():
         if corpus.vocab_size is not None and corpus.vocab_size > config.model.vocab_size:
@@ -72,7 +71,7 @@ def open_inputs(config: Config, world: World, check_sizes: bool = True) -> Input
                     else f"it is that of {stock}; prepare the corpus with the tokenizer of that model"
                 )
             )
-    evaluated = evaluated_sources(data, train.corpora, check_sizes)
+    evaluated = evaluated_sources(data, train.corpora)
     validation = {
         name: (
             source.held_out,

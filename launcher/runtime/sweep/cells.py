@@ -133,7 +133,11 @@ def _open(config: Config, how: Kind[Any]) -> Inputs:
             f"schedule.branch.checkpoint = {branch.checkpoint}: a sweep does not look for the newest checkpoint of a "
             "run, which may change while it trains: start each branch by pretrain.py"
         )
-    return open_checked(config, plan_run(config), alone) if how.whole_runs else open_inputs(config, alone)
+    if how.whole_runs:
+        return open_checked(config, plan_run(config), alone)
+    inputs = open_inputs(config, alone)
+    inputs.check_sizes()
+    return inputs
 
 
 def _as_overrides(values: Values) -> list[str]:

@@ -28,11 +28,12 @@ def open_checked(config: Config, plan: RunPlan, world: World, alone: bool = True
             model, or of another tokenizer; or guards.transfer.base logged no sizes of updates.
     """
     check_phases(config.schedule, plan.batch_plan, plan.total_steps)
-    inputs = open_inputs(config, world, check_sizes=alone)
+    inputs = open_inputs(config, world)
     branch.check(config, inputs.fingerprints)
     initial_weights.check(config)
     read_base(config.guards.transfer, most=1)  # otherwise the guard would refuse it only once the engine is built
     if alone:
+        inputs.check_sizes()
         initial_weights.check_tokenizer(config, inputs)
     return inputs
 

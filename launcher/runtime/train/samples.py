@@ -8,9 +8,10 @@ from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.models.continuing import text_after, tokens_of
 from plumbline.launcher.runtime.models.open import load_model, load_tokenizer
 from plumbline.launcher.runtime.system.log import LOG
+from plumbline.model.sampling import Sampling
 
 SAMPLE_TOKENS = 200
-SAMPLE_TEMPERATURE = 0.8
+SAMPLING = Sampling(temperature=0.8)
 
 
 def write_samples(config: Config) -> None:
@@ -36,7 +37,7 @@ def _write(config: Config) -> None:
         new_ids = model.continuation(
             prompt_ids,
             min(SAMPLE_TOKENS, room),
-            temperature=SAMPLE_TEMPERATURE,
+            sampling=SAMPLING,
             seed=config.run.seed,
             stop_at=tokenizer.eos_token_id,
         )

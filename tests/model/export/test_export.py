@@ -29,6 +29,7 @@ from plumbline.model.export.native import CODE
 from plumbline.model.export.stock import PLAIN, SHAPES, TRAINING, StockClass
 from plumbline.model.export.targets import TARGETS, to_hugging_face
 from plumbline.model.parameterization.multipliers import Multipliers
+from plumbline.model.sampling import GREEDY
 from tests.model.conftest import continued, loaded, scaled
 
 MakeConfig = Callable[..., ModelConfig]
@@ -212,8 +213,8 @@ def test_a_native_folder_brings_its_code_and_opens_without_running_it(make_model
         assert copy.read_text() == file.read_text()
         copy.write_text("raise SystemExit('ran')\n")
     again = load_model(tmp_path / "out", torch.device("cpu"))
-    expected = list(loaded(model, tmp_path).continuation([1, 2, 3], 10, temperature=0.0))
-    assert list(again.continuation([1, 2, 3], 10, temperature=0.0)) == expected
+    expected = list(loaded(model, tmp_path).continuation([1, 2, 3], 10, sampling=GREEDY))
+    assert list(again.continuation([1, 2, 3], 10, sampling=GREEDY)) == expected
 
 
 def test_shaped_and_mixing_code_refuses_padding(make_model: MakeModel, tmp_path: Path) -> None:
@@ -240,8 +241,8 @@ def test_an_exported_folder_opens_as_a_model_and_is_not_exported_again(make_mode
     export(loaded(model, tmp_path), tmp_path / "out", "auto")
     again = load_model(tmp_path / "out", torch.device("cpu"))
     prompt = [1, 2, 3]
-    expected = list(loaded(model, tmp_path).continuation(prompt, 10, temperature=0.0))
-    assert list(again.continuation(prompt, 10, temperature=0.0)) == expected
+    expected = list(loaded(model, tmp_path).continuation(prompt, 10, sampling=GREEDY))
+    assert list(again.continuation(prompt, 10, sampling=GREEDY)) == expected
     with pytest.raises(ValueError, match="already a Hugging Face folder"):
         export(again, tmp_path / "twice", "auto")
 

@@ -32,6 +32,7 @@ from plumbline.model.objectives.latent_lookahead import LatentLookahead, LatentL
 from plumbline.model.objectives.objective import TrainedLM
 from plumbline.model.parameterization.config import ParameterizationConfig
 from plumbline.model.parameterization.multipliers import multipliers
+from plumbline.model.sampling import Sampling
 from tests.model.conftest import Enliven, MakeModel, continued, loaded
 
 NEW = 12
@@ -71,8 +72,8 @@ def folder_code(folder: Path, **options: Any) -> Any:
 
 def ours(model: TrainedLM, trigger: Trigger, new: int = NEW, **options: Any) -> list[int]:
     look = cast(LatentLookahead, model.objective)
-    commits, options = look.config.commit == "thoughts", {"temperature": 0.0, **options}
-    return [int(x) for x in generate_thinking(model, look.thinker, commits, PROMPT, new, trigger, **options)]
+    commits, sampling = look.config.commit == "thoughts", Sampling(**{"temperature": 0.0, **options})
+    return [int(x) for x in generate_thinking(model, look.thinker, commits, PROMPT, new, trigger, sampling=sampling)]
 
 
 def plain_greedy(model: TrainedLM) -> list[int]:

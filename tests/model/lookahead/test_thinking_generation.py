@@ -10,6 +10,7 @@ from plumbline.model.decoder import CausalLM
 from plumbline.model.lookahead.generation import Drafts, Trigger, generate_thinking, generate_verified
 from plumbline.model.objectives.latent_lookahead import LatentLookahead, LatentLookaheadConfig
 from plumbline.model.quantization.precision import PrecisionConfig, apply_precision
+from plumbline.model.sampling import GREEDY, Sampling
 from tests.model.conftest import Counting, Enliven, MakeModel, continued
 
 PROMPT, NEW = 5, 7
@@ -29,8 +30,8 @@ def thinking(model: CausalLM, enliven: Enliven, **keys: Any) -> LatentLookahead:
 
 def decoded(model: CausalLM, look: LatentLookahead, trigger: Trigger, **options: Any) -> list[int]:
     commits = look.config.commit == "thoughts"
-    options = {"temperature": 0.0, **options}
-    stream = generate_thinking(model, look.thinker, commits, prompt_of(model), NEW, trigger, **options)
+    sampling = Sampling(**{"temperature": 0.0, **options})
+    stream = generate_thinking(model, look.thinker, commits, prompt_of(model), NEW, trigger, sampling=sampling)
     return [int(token) for token in stream]
 
 
@@ -152,7 +153,7 @@ def test_several_prompts_are_refused(make_model: MakeModel, enliven: Enliven) ->
     model = make_model()
     look, prompts = thinking(model, enliven), prompt_of(model).expand(2, -1)
     with pytest.raises(ValueError, match="one sequence at a time"):
-        next(generate_thinking(model, look.thinker, False, prompts, 3, Trigger("first")))
+        next(generate_thinking(model, look.thinker, False, prompts, 3, Trigger("first"), sampling=GREEDY))
     with pytest.raises(ValueError, match="one sequence at a time"):
         next(generate_verified(model, look.thinker, prompts, 3, Drafts()))
 

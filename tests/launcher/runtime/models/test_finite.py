@@ -14,6 +14,7 @@ from plumbline.launcher.runtime.checkpoint import store
 from plumbline.launcher.runtime.models.finite import check_finite, is_finite
 from plumbline.launcher.runtime.models.open import LoadedModel, load_model
 from plumbline.model.generation import sample_token
+from plumbline.model.sampling import Sampling
 from tests.damage import reseal
 
 
@@ -68,4 +69,4 @@ def test_logits_that_are_no_distribution_are_no_token(model: LoadedModel) -> Non
     logits[1, 7] = torch.nan
     for temperature in (0.0, 1.0):
         with pytest.raises(ValueError, match="the model overflows; try --dtype fp32"):
-            sample_token(logits, temperature, None, None, None)
+            sample_token(logits, Sampling(temperature), None)

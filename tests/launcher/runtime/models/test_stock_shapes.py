@@ -13,6 +13,7 @@ from plumbline.launcher.runtime.harness.adapter import UNLIMITED, HarnessModel
 from plumbline.launcher.runtime.models.facts import model_facts
 from plumbline.launcher.runtime.models.held_out import LONGEST, window_length
 from plumbline.launcher.runtime.models.open import load_model
+from plumbline.model.sampling import GREEDY
 
 PART = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
 SHAPES: dict[str, dict[str, Any]] = {
@@ -51,4 +52,4 @@ def test_it_is_opened_and_asked(tmp_path: Path, kind: str) -> None:
     harness = HarnessModel(model, SimpleNamespace(bos_token_id=0, eos_token_id=1))
     assert harness.max_length == (longest or UNLIMITED)
     assert check_tokens(config.get_text_config()).size(1) == (longest or CHECK_LENGTH)
-    assert len(list(model.continuation([5, 6, 7], 3, temperature=0.0))) == 3
+    assert len(list(model.continuation([5, 6, 7], 3, sampling=GREEDY))) == 3

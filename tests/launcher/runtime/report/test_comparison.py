@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from plumbline.launcher.runtime.report.comparison import cautions, differences, distinct_names, page, read_runs
+from plumbline.launcher.runtime.report.comparison import cautions, differences, distinct_names, make, read_runs
 from plumbline.launcher.runtime.report.history import Series, over_places
 from plumbline.launcher.runtime.report.overlay import Overlay, apart_from
 from plumbline.model.flops import training_flops_per_token
@@ -91,7 +91,7 @@ def test_numbers_that_do_not_compare_are_named(run: Run, other: Run, tmp_path: P
     (tmp_path / "copy" / "tokenizer" / "tokenizer.json").write_text("{}")
     assert len(told()) == 2
     assert "by different tokenizers" in told()[0]
-    assert "by different tokenizers" in page(read_runs([run.folder, tmp_path / "copy"]), "tokens")
+    assert "by different tokenizers" in make([run.folder, tmp_path / "copy"], "tokens")[0]
 
 
 def test_numbers_stand_where_their_run_was(run: Run, other: Run) -> None:
@@ -171,7 +171,7 @@ def test_what_a_run_lacks_is_named(run: Run, tmp_path: Path, command: Command) -
         assert done.returncode == 2
         assert str(bare) in done.stderr
         assert words in done.stderr
-    shown = Page(page(read_runs([run.folder, bare]), "tokens"))
+    shown = Page(make([run.folder, bare], "tokens")[0])
     assert "Training loss" in shown.figures
 
 
