@@ -110,9 +110,9 @@ def _add_reading(parser: argparse.ArgumentParser) -> None:
         "--on-bad-record",
         choices=("fail", "skip"),
         default="fail",
-        help="for a row that is not JSON or has no text, or a damaged file: end with an error that names file and "
-        "line, or skip and count it (default: fail); empty text, text that is not UTF-8, binary files and archives in "
-        "a folder are always skipped and counted",
+        help="for a row that is not JSON or has no text, or the rest of a damaged file: end with an error that names "
+        "file and line, or skip and count it (default: fail); empty text, text that is not UTF-8, binary files and "
+        "archives in a folder are always skipped and counted",
     )
     parser.add_argument(
         "--deduplicate",

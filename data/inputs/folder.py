@@ -4,7 +4,7 @@ import os
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
-from plumbline.data.inputs.dataset import is_saved
+from plumbline.data.inputs.dataset import SAVED_SPLITS, is_saved
 from plumbline.data.inputs.files import Files, again_in, contents_of, files_among, is_corpus, read_once
 from plumbline.data.inputs.formats import format_of, is_named_rows, is_text_of_rows, why_not_read
 from plumbline.data.inputs.source import KNOWN
@@ -39,9 +39,9 @@ class Folder(Files):
         if _is_closed(folder):
             raise ValueError(f"source {self.spec}: a folder that you may not open")
         if is_saved(folder):
+            split = f" for its split train, or hf:{self.spec}::SPLIT" if (folder / SAVED_SPLITS).is_file() else ""
             raise ValueError(
-                f"source {self.spec}: holds what `datasets` wrote with save_to_disk; give hf:{self.spec} for its split "
-                f"train, or hf:{self.spec}::SPLIT"
+                f"source {self.spec}: holds what `datasets` wrote with save_to_disk; give hf:{self.spec}{split}"
             )
         below = list(contents_of(folder))
         if files := files_among(below):

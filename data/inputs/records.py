@@ -88,7 +88,7 @@ def read_records(reading: Reading, unit: Unit, at: int | None = None) -> Iterato
             detail = f"packed with a window that is not read ({error}); pack it again, by zstd without --long"
             yield Record(None, "window too large", detail, name, 0, None)
             return
-        detail = f"not {whole} file ({error}); copy it again"
+        detail = f"not {whole} file, read up to the damage ({error}); copy it again"
         if isinstance(error, UnicodeEncodeError):  # reading encodes nothing
             detail = "has a name that is not UTF-8, by which pyarrow opens no file; rename it"
         yield Record(None, "damaged file", detail, name, 0, None)

@@ -233,7 +233,7 @@ def _places_and_sizes(
 
 def _describe(held_out: HeldOut, skipped: Counter[str]) -> str:
     whole = held_out.documents == 1 or held_out.cut_above == math.inf
-    cut = "" if whole else f"; the end of each of more than {held_out.cut_above:,.0f} bytes is held out"
+    cut = "" if whole else f"; of any of more than {held_out.cut_above:,.0f} bytes the end is held out"
     text = f"{counted(held_out.documents, 'document')}, {in_units(held_out.source_bytes)} of text"
     return f"source: {text}{_left_out(skipped)}{cut}"
 

@@ -7,6 +7,7 @@ import logging
 import math
 import os
 import re
+import shlex
 import shutil
 import time
 from collections import Counter
@@ -48,7 +49,7 @@ from plumbline.data.prepare import Result, exists_already, warn_of_share
 from plumbline.data.sizes import counted, in_units
 from plumbline.data.sources import MOST_FILES, REPEAT, Sources
 from plumbline.data.tokenizers import copy_tokenizer
-from plumbline.data.workspace import new_folder, resumed_folder
+from plumbline.data.workspace import CLOSED, new_folder, resumed_folder
 
 LOG = logging.getLogger(__name__)
 
@@ -88,9 +89,10 @@ def append(
     check_workers(workers)
     before = _manifest_of(corpus)
     if before.held_out is None:  # of token files, or merged of parts with different rules
+        tokenizer = shlex.quote(str(corpus / before.folder / "tokenizer"))
         raise ValueError(
             f"--output {corpus}: its texts were not held out by one rule, so nothing can be appended to it; prepare "
-            f"the new text by itself, with --tokenizer {corpus / before.folder / 'tokenizer'}, and --merge the two"
+            f"the new text by itself, with --tokenizer {tokenizer}, and --merge the two"
         )
     fraction, seed = before.request["validation_fraction"], before.request["seed"]
     if as_before:
@@ -120,8 +122,10 @@ def _alone(corpus: Path) -> Iterator[None]:
     """
     try:
         file = (corpus / MANIFEST).open("r+b")  # NFS locks no file that is open for reading alone
-    except PermissionError:  # another user's, which may be replaced where the folder around it may be written
-        yield
+    except OSError as error:
+        if error.errno not in CLOSED:
+            raise
+        yield  # another user's may be replaced where the folder around it may be written, which is told later
         return
     with file:
         if is_held(file.fileno(), unknown=False):

@@ -22,6 +22,22 @@ from plumbline.data.workspace import FolderKind
 
 WORK = ".work"
 """The folder for work in progress, inside that of the future corpus."""
+OPTION_OF = {"skip_bad": "--on-bad-record skip", "shard_bytes": "--shard-size"} | {
+    key: f"--{key.replace('_', '-')}"
+    for key in (
+        "source",
+        "tokenizer",
+        "text_key",
+        "text_template",
+        "document_separator",
+        "validation_fraction",
+        "seed",
+        "deduplicate",
+    )
+}
+"""The options of prepare.py behind the keys of a request."""
+IMPLIED = {"source_fingerprint": "source", "tokenizer_sha256": "tokenizer"}
+"""Keys of a request that say nothing more where another one differs."""
 _FILES = (
     *(f"{split}{number}.{ending}" for split in SPLITS for number in ("", "-*") for ending in ("bin", "idx")),
     *(f"tokenizer/{file}" for file in TOKENIZER_FILES),
@@ -62,7 +78,11 @@ def check_same(output: object, there: Mapping[str, Any], wanted: Mapping[str, An
             "size or time since; choose another name, or replace it with --overwrite"
         )
     if different:
-        changes = "; ".join(f"{key} was {there.get(key)!r}, now {wanted.get(key)!r}" for key in different)
+        changes = "; ".join(
+            f"{OPTION_OF.get(key, key)} was {there.get(key)!r}, now {wanted.get(key)!r}"
+            for key in different
+            if IMPLIED.get(key) not in different
+        )
         raise ValueError(
             f"--output {output}: holds another corpus ({changes}); choose another name, or replace it with --overwrite"
         )

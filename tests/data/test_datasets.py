@@ -34,10 +34,8 @@ def test_what_a_saved_dataset_has_not_is_refused(tmp_path: Path) -> None:
             read(f"hf:{tmp_path}/{named}")
     with pytest.raises(ValueError, match=r"it holds splits, and no configurations; give hf:.*/two::SPLIT"):
         read(f"hf:{tmp_path}/two:en")
-    for name in ("one", "two"):
-        with pytest.raises(
-            ValueError, match=rf"wrote with save_to_disk; give hf:.*/{name} for its split train, or hf:"
-        ):
+    for name, form in (("one", "$"), ("two", " for its split train, or hf:.*/two::SPLIT$")):
+        with pytest.raises(ValueError, match=rf"wrote with save_to_disk; give hf:.*/{name}{form}"):
             read(tmp_path / name)
     (tmp_path / "state.json").write_text("{}")  # of someone's own, among files to read
     (tmp_path / "a.txt").write_text("one")

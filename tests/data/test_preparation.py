@@ -110,7 +110,7 @@ def test_shards_hold_the_tokens_of_one_pair(every_kind: Path, tmp_path: Path) ->
         prepare(Request(Sources((str(every_kind),)), "byte", tmp_path / "shards", 0.2, shard_bytes=20_000)).seconds
         is None
     )
-    with pytest.raises(ValueError, match="shard_bytes was 20000, now None"):
+    with pytest.raises(ValueError, match="--shard-size was 20000, now None"):
         make(every_kind, tmp_path / "shards", validation_fraction=0.2)
 
 
@@ -290,6 +290,7 @@ def test_bad_records_are_named_and_counted(ten_files: Path, tmp_path: Path, monk
     assert manifest.skipped == {"not text": 1, "not JSON": 1, "no field": 1, "damaged file": 1, "not UTF-8": 1}
     where = [bad.removeprefix(f"{ten_files}/").split(": ")[0] for bad in manifest.bad_records]
     assert where == ["3.jsonl:41", "3.jsonl:56", "3.jsonl:58", "a.jsonl.gz", "b.txt"]
+    assert "not a whole gzip file, read up to the damage (" in manifest.bad_records[3]
     assert sum(split.documents for split in manifest.splits.values()) == 597
 
 

@@ -243,7 +243,7 @@ def test_damaged_files_are_named(tmp_path: Path) -> None:
         read(tmp_path / "C.JSONL.GZ")
     for name in ("empty.jsonl.gz", "empty.jsonl.zst"):
         (tmp_path / name).touch()
-        with pytest.raises(ValueError, match=rf"{name}: not a whole .* file \(it is empty\); copy it again"):
+        with pytest.raises(ValueError, match=rf"{name}: not a whole .* \(it is empty\); copy it again"):
             read(tmp_path / name)
     for name in ("c.parquet", "C.PARQUET"):
         (tmp_path / name).write_bytes(b"nothing")

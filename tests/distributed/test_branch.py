@@ -129,13 +129,15 @@ def test_a_branch_that_was_killed_equals_a_run_that_was_to_end_there(
 def test_a_branch_that_has_begun_needs_its_parent_no_more(
     whole: Callable[[str], Run], own_folder: Path, start_pretrain: Start, run_pretrain: Pretrain, tiny_config: Path
 ) -> None:
-    """It is killed before the first checkpoint that `checkpoint.interval` asks for."""
-    typed = [*PARENT, at(own_folder, 20), "schedule.branch.steps=15", *SHAPE, "checkpoint.interval=100"]
+    """It is killed before the first checkpoint that `checkpoint.interval` asks for. The parent's was put aside."""
+    kept = (own_folder / "checkpoints" / "step_00000020").rename(own_folder / "best_0007")
+    begins = f"schedule.branch.checkpoint={kept}"
+    typed = [*PARENT, begins, "schedule.branch.steps=15", *SHAPE, "checkpoint.interval=100"]
     job = start_pretrain(tiny_config, "orphan", typed, ranks=2)
     job.wait_until(lambda: max(job.run.column("loss"), default=0) >= 22)
     job.kill()
     assert job.run.checkpoints == ["latest", "step_00000020"]
-    shutil.rmtree(own_folder / "checkpoints" / "step_00000020")
+    shutil.rmtree(kept)
     outcome = run_pretrain(tiny_config, "orphan", typed, ranks=2)
     assert outcome.code == 0, outcome.stderr
     assert numbers(outcome.run, after=20) == numbers(whole("branch_direct"), after=20)

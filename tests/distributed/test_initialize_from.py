@@ -281,12 +281,18 @@ def become_a_run(folder: Path) -> None:
     (folder / "checkpoints").mkdir()
 
 
+def become_a_checkpoint(folder: Path) -> None:
+    (folder / "config.json").unlink()
+    (folder / "config.yaml").touch()
+
+
 @pytest.mark.parametrize(
     ("harm", "message"),
     [
         (overflown, r"model\.safetensors: model\.layers\.1\.mlp\.up_proj\.weight: 2 of \d+ values are nan or inf"),
         (lambda path: (path / "config.json").unlink(), "not a Hugging Face folder"),
-        (become_a_run, r"not a Hugging Face folder \(no config.json\); it is a run: .*export.py --model"),
+        (become_a_run, r"not a Hugging Face folder \(no config.json\); it is of a run: .*export.py --model"),
+        (become_a_checkpoint, r"not a Hugging Face folder \(no config.json\); it is of a run: .*export.py --model"),
         (shutil.rmtree, "no such folder"),
         (lambda path: (path / "config.json").write_text('{"model_type": "mistral"}'), "model_type = mistral: only"),
         (lambda path: (path / "model.safetensors").unlink(), r"holds no model\*\.safetensors"),

@@ -140,6 +140,8 @@ def test_a_run_at_work_that_writes_nothing_is_remarked(tmp_path: Path) -> None:
 def test_an_ending_is_told_and_a_queued_job_goes_on_with_it(tmp_path: Path, code: int, state: str) -> None:
     status = status_of(7, exit_code=code, why="so it was")
     run = write(tmp_path / "run", status)
+    if code == 0:
+        (run / "result.json").touch()
     write_attempts(run, [status.attempt])
     found = look(run, [])
     assert (found.state, found.why) == (state, f"so it was (exit code {code})")
@@ -184,6 +186,10 @@ def test_a_start_that_was_refused_loses_nothing_of_a_complete_run(tmp_path: Path
     found = look(run, [])
     assert (found.state, str(found.why)[:25]) == ("complete", "complete (exit code 0); s")
     assert found.attempts[0].seconds["lost"] == 0.0
+    (run / "result.json").unlink()  # as docs/runs.md says to go back
+    found = look(run, [])
+    assert found.state == "stopped"
+    assert str(found.why) == "it was complete, and result.json is gone: the same command trains on"
 
 
 def test_a_run_that_was_killed_after_its_result_is_complete(tmp_path: Path) -> None:
@@ -302,7 +308,7 @@ def test_every_exit_code_and_its_state_is_in_the_table() -> None:
     page = (REPOSITORY / "docs" / "runs.md").read_text(encoding="utf-8")
     table = {int(code): state for code, state in re.findall(r"^\| (\d+) \| (\w+) \|", page, re.MULTILINE)}
     codes = {value for name, value in vars(exit_codes).items() if name.isupper() and isinstance(value, int)}
-    of_others = {exit_codes.INTERRUPTED, exit_codes.UNREAD, exit_codes.ELSEWHERE}
+    of_others = {exit_codes.UNREAD, exit_codes.ELSEWHERE}
     assert table.keys() == codes - of_others, "the others are those of every command, or of sweep.py"
     assert table == {code: state_after(code) for code in table}
 

@@ -163,8 +163,8 @@ def _has_step(folder: Path) -> bool:
 
 
 def step_of(folder: Path) -> int:
-    """Return the step after which a checkpoint was saved."""
-    return int(folder.name[5:])
+    """Return the step after which a checkpoint was saved: that of its name, or of its manifest if it was renamed."""
+    return int(folder.name[5:]) if _has_step(folder) else int(read_manifest(folder)["step"])
 
 
 def newest_whole(folders: Iterable[Path], check: Callable[[Path], list[str]], warn: bool = True) -> Path | None:

@@ -8,7 +8,7 @@ from plumbline.data.damage import read_object, reading
 from plumbline.data.hub import is_reachable
 from plumbline.data.tokenizers import FILES as TOKENIZER_FILES
 from plumbline.launcher.runtime.config.parse import parse
-from plumbline.launcher.runtime.config.run_files import CHECKPOINTS
+from plumbline.launcher.runtime.config.run_files import CHECKPOINTS, CONFIG
 from plumbline.model.config import ModelConfig
 from plumbline.model.export.from_stock import KINDS, model_section
 from plumbline.model.export.native import MODEL_TYPE
@@ -83,8 +83,8 @@ def stock_entries(folder: Path) -> dict[str, Any]:
     if not folder.exists():
         raise ValueError("no such folder" + ("" if folder.is_absolute() else f"; of the hub it would be {HUB}{folder}"))
     if not (folder / "config.json").is_file():
-        is_run = (folder / CHECKPOINTS).is_dir()
-        hint = f"; it is a run: python launcher/export.py --model {folder} makes one of it" if is_run else ""
+        is_ours = (folder / CHECKPOINTS).is_dir() or (folder / CONFIG).is_file()  # a run, or a checkpoint
+        hint = f"; it is of a run: python launcher/export.py --model {folder} makes one of it" if is_ours else ""
         raise ValueError(f"not a Hugging Face folder (no config.json){hint}")
     entries = read_object(folder / "config.json")
     if entries.get("model_type") in KINDS.keys() - {MODEL_TYPE}:  # our own files have every key

@@ -87,7 +87,7 @@ def about(row: Row) -> list[str]:
         facts.append(f"{model.tokens:,} tokens of training, {model.tokens_per_parameter:.1f} for each parameter")
     if model.lr_phase is not None:
         facts.append(f"learning rate: {model.lr_phase}, {model.lr_factor:.3g} of the peak {model.lr:g}")
-    facts.append(f"noise floor {row.noise_floor:.1e}: what bf16 arithmetic changes")
+    facts.append(f"noise floor {row.noise_floor:.1e}: what bf16 arithmetic may change (95 %)")
     return facts
 
 

@@ -89,7 +89,7 @@ class Row:
     damage: Damage
     rounding: Rounding
     noise_floor: float
-    """Nats per token by which bf16 arithmetic changes the loss; smaller differences are not significant."""
+    """Nats per token by which bf16 arithmetic may change the loss (95 %); smaller differences are not significant."""
 
     @property
     def scored(self) -> tuple[Any, ...]:
@@ -133,17 +133,13 @@ class Row:
 
         Raises:
             KeyError: the object lacks a key.
+            ValueError: a value has another type.
         """
-        low, high = (math.nan if end is None else end for end in item["delta_interval"])
-        numbers = {name: math.nan for name in NEVER_NONE if item[name] is None}
-        return cls(
-            key=item["key"],
-            checkpoint=from_keys(CheckpointFacts, item),
-            text=from_keys(TextSettings, item),
-            recipe=item["recipe"],
-            post=item["post"],
-            bits=from_keys(PostBits, item),
-            damage=from_keys(Damage, {**item, **numbers, "delta_interval": (low, high)}),
-            rounding=from_keys(Rounding, item),
-            noise_floor=math.nan if item["noise_floor"] is None else item["noise_floor"],
-        )
+        interval = [math.nan if end is None else end for end in item["delta_interval"]]
+        losses = {name: math.nan for name in NEVER_NONE if item[name] is None}
+        parts = {
+            "checkpoint": asdict(from_keys(CheckpointFacts, item)),  # some of whose fields have defaults
+            "damage": {**item, **losses, "delta_interval": interval},
+            "noise_floor": math.nan if item["noise_floor"] is None else item["noise_floor"],
+        }
+        return from_keys(cls, {**item, **dict.fromkeys(("text", "bits", "rounding"), item), **parts})

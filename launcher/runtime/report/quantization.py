@@ -71,9 +71,10 @@ def _grid(models: Models, names: Sequence[str]) -> str:
     rows: list[list[Cell]] = []
     for recipe in recipes:
         found = [of.get((recipe, number)) for number in range(len(models))]
-        stored = next((row.rounding.stored_bits for row in found if row is not None), None)
+        stored = [row.rounding.stored_bits for row in found if row is not None and row.rounding.stored_bits is not None]
+        ends = dict.fromkeys(f"{end(stored):.2f}" for end in (min, max) if stored)
         shaded = [Shaded("", 0.0) if row is None else Shaded(delta_of(row), _darkness(row)) for row in found]
-        rows.append([recipe, "" if stored is None else f"{stored:.2f}", *shaded])
+        rows.append([recipe, " to ".join(ends), *shaded])
     return html.table(["recipe", "bits stored", *names], rows)
 
 

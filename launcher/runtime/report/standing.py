@@ -26,7 +26,7 @@ from plumbline.launcher.runtime.run.status_file import (
     that_counts,
     with_last,
 )
-from plumbline.launcher.runtime.system.exit_codes import COMPLETE, STATES
+from plumbline.launcher.runtime.system.exit_codes import COMPLETE, REQUEUE, STATES
 
 QUIET = 12 * INTERVAL  # seconds after which a run that writes nothing is remarked, or, seen from another host, is dead
 SUBMITTED = "slurm"
@@ -179,6 +179,8 @@ def _state(folder: Path, attempts: Sequence[Attempt]) -> tuple[str, str | None]:
     refused = "" if counts is last else f"; started again and refused: {last.why} (exit code {last.exit_code})"
     if counts.exit_code is None:
         return "dead", f"{counts.why}, after {as_text(counts.end)}{refused}"
+    if counts.exit_code == COMPLETE and not (folder / RESULT).exists():
+        return STATES[REQUEUE], f"it was complete, and {RESULT} is gone: the same command trains on"
     return state_after(counts.exit_code), f"{counts.why} (exit code {counts.exit_code}){refused}"
 
 

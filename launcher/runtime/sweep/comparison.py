@@ -211,7 +211,10 @@ def _notes(points: dict[str, list[Result]], complete: Collection[str], best: str
 def _missing(cells: Sequence[Result]) -> str:
     """Return how the seeds of a point without a loss ended."""
     ended = Counter(cell.outcome.status for cell in cells if cell.outcome.loss is None)
-    return ", ".join(f"{count} of {len(cells)} {status}" for status, count in ended.items())
+    return ", ".join(
+        f"{count} of {len(cells)} {status}" + (" without a loss" if status == "finished" else "")
+        for status, count in ended.items()
+    )
 
 
 def _solved(cells: Sequence[Result], by: Merit, threshold: float) -> Solved:

@@ -1,10 +1,11 @@
 """Hold the result of a cell: a line of results.jsonl."""
 
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from plumbline.launcher.runtime.system.files import read_json_lines
+from plumbline.data.damage import in_words
+from plumbline.launcher.runtime.system.files import finite, from_keys, read_json_lines
 
 MATCHES = ("exact_match", "thinking_exact_match", "answer_match", "thinking_answer_match")
 """Shares of right held-out answers: the whole answer or only its conclusion, plain and with thoughts."""
@@ -66,8 +67,8 @@ def mean_of_corpora(metric: str, record: dict[str, Any]) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-ADDED = {"answer_match", "thinking_answer_match", "evaluations", "group_size"}
-"""Keys that rows of older versions lack."""
+ADDED: dict[str, Any] = {"answer_match": None, "thinking_answer_match": None, "evaluations": {}, "group_size": None}
+"""Keys that rows of older versions lack, with their defaults."""
 
 
 @dataclass(frozen=True)
@@ -109,29 +110,35 @@ class Result:
 
         Raises:
             KeyError: a value is missing.
+            ValueError: a value has another type.
         """
-        lacking = ADDED - line.keys()
-        cell = {key.name: line[key.name] for key in fields(cls) if key.name not in {"outcome", *lacking}}
-        known = {key.name: line[key.name] for key in fields(RunOutcome) if key.name not in lacking}
-        if known["outliers"] is not None:
-            known["outliers"] = Outliers(**known["outliers"])
-        for score, of_step in known.get("evaluations", {}).items():
-            known["evaluations"][score] = {int(step): value for step, value in of_step.items()}
-        return cls(**cell, outcome=RunOutcome(**known))
+        line = {**ADDED, **line}
+        outcome = from_keys(RunOutcome, {**line, "loss": finite(line["loss"])})
+        return from_keys(cls, {**line, "outcome": asdict(outcome)})
 
 
 def read_rows(file: Path) -> list[Result]:
     """Return the cells of a results.jsonl.
 
     Raises:
-        ValueError: a line is not a sweep's result, or there are no lines.
+        ValueError: a line is not a sweep's result, two disagree about a run, or there are no lines.
     """
-    rows = []
+    rows: list[Result] = []
+    finished: dict[str, tuple[int, Result]] = {}  # signature -> line and row
     for number, line in read_json_lines(file):
+        place = f"{file}, line {number}"
         try:
-            rows.append(Result.from_json(line))
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"{file}, line {number}: not a row of a sweep's results.jsonl: {error}") from error
+            row = Result.from_json(line)
+        except (KeyError, ValueError) as error:
+            raise ValueError(f"{place}: not a row of a sweep's results.jsonl: {in_words(error)}") from error
+        if row.outcome.loss is not None:
+            first, other = finished.setdefault(row.signature, (number, row))
+            if row.outcome.loss != other.outcome.loss:
+                raise ValueError(
+                    f"{place}: loss = {row.outcome.loss} of the run {row.signature}, which has {other.outcome.loss} in "
+                    f"line {first}; keep one of the two"
+                )
+        rows.append(row)
     if not rows:
         raise ValueError(f"{file}: has no rows; give the results.jsonl of a sweep")
     return rows

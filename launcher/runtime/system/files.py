@@ -13,8 +13,11 @@ import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
+from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
+
+from pydantic import TypeAdapter, ValidationError
 
 from plumbline.data.damage import DamagedFileError, in_words
 from plumbline.data.disk import move, sync
@@ -167,9 +170,24 @@ def finite(value: Any) -> Any:
 
 
 def from_keys(kind: type[T], item: Mapping[str, Any]) -> T:
-    """Return a dataclass whose fields are the keys of an object with the same names; other keys are ignored.
+    """Return a dataclass whose fields are the keys of a JSON object with the same names; other keys are ignored.
 
     Raises:
         KeyError: the object lacks the key of a field.
+        ValueError: a value has another type than its field; names the key and the value.
     """
-    return kind(**{field.name: item[field.name] for field in fields(kind)})  # type: ignore[arg-type]
+    values = {field.name: item[field.name] for field in fields(kind)}  # type: ignore[arg-type]
+    try:
+        restored: T = _checker(cast(Any, kind)).validate_json(json.dumps(values), strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        key = ".".join(map(str, first["loc"]))
+        if first["type"] == "missing":
+            raise KeyError(key) from error
+        raise ValueError(f"{key} = {first['input']!r}: {first['msg']}") from error
+    return restored
+
+
+@cache
+def _checker(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)

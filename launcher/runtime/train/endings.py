@@ -1,5 +1,6 @@
 """Determine the exit code of a run that ends with an error, and the nodes to blame."""
 
+import re
 from contextlib import suppress
 from pathlib import Path
 
@@ -76,10 +77,10 @@ def user_facing(error: Exception) -> Exception:
     if is_out_of_memory(error):
         return out_of_memory(error, node_name(), LESS_MEMORY)
     if is_of_lost_rank(error):
-        said = str(error).splitlines()[0].partition(". ")[0]
+        said = re.sub(r"^\[\S+\] ", "", str(error).splitlines()[0].partition(". ")[0])  # but for a line of C++
         return RuntimeError(
-            f"another rank has ended, with which this one on {node_name()} was exchanging numbers ({said}): its own "
-            "last words say why; start the same command again"
+            f"another rank has ended, with which this one on {node_name()} was exchanging numbers ({said}): its last "
+            "words, or its exit code if it was killed, say why; start the same command again"
         )
     if not is_of_device(error):
         return error

@@ -41,8 +41,18 @@ def rows_of_another_machine_count(file: Path, plan: Plan, rows: Path, tmp_path: 
     with pytest.raises(ValueError, match=r"results\.jsonl: 2 of its 2 finished runs are none of this sweep's"):
         make_plan(file, ["train.steps=7"], rows=rows)
     (tmp_path / "other.jsonl").write_text('{"loss": 1.0}\n')
-    with pytest.raises(ValueError, match=r"other\.jsonl, line 1: not a row .* 'labels'"):
+    with pytest.raises(ValueError, match=r"other\.jsonl, line 1: not a row .* 'status' is missing"):
         read_rows(tmp_path / "other.jsonl")
+    line = rows.read_text().splitlines()[0] + "\n"
+    (loss,) = re.findall(r'"loss": [\d.]+', line)
+    (tmp_path / "other.jsonl").write_text(line + line + line.replace(loss, '"loss": 9.5'))
+    with pytest.raises(ValueError, match=r"line 3: loss = 9\.5 of the run \w+, which has [\d.]+ in line 1; keep one"):
+        read_rows(tmp_path / "other.jsonl")
+    (tmp_path / "other.jsonl").write_text(line.replace(loss, '"loss": "low"'))
+    with pytest.raises(ValueError, match=r"line 1: not a row .*: loss = 'low': Input should be a valid number"):
+        read_rows(tmp_path / "other.jsonl")
+    (tmp_path / "other.jsonl").write_text(line.replace(loss, '"loss": NaN'))
+    assert [row.outcome.loss for row in read_rows(tmp_path / "other.jsonl")] == [None]
     (tmp_path / "other.jsonl").write_text("")
     with pytest.raises(ValueError, match=r"has no rows; give the results\.jsonl of a sweep"):
         read_rows(tmp_path / "other.jsonl")

@@ -138,6 +138,7 @@ def test_what_cuda_says_of_a_broken_gpu_is_told_with_its_node(monkeypatch: pytes
 
 def test_what_takes_less_memory_is_told_where_there_is_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURMD_NODENAME", "n4")
+    assert "exchanging numbers (Connection closed by peer [127.0.0.1]): its last words, or" in str(user_facing(GONE))
     told = str(user_facing(OutOfMemoryError(FULL)))
     assert "no memory is left on n4 (CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total" in told
     assert "of which 1.25 GiB is free): train.activation_checkpointing=auto or full, a smaller data.micro_b" in told
