@@ -201,10 +201,11 @@ class Sample:
             is_kept: Returns whether a document, by its number, is part of the corpus.
         """
         return [
-            cut(text, held_out.fraction)[0] if size > held_out.cut_above else text
+            document.text
             for where, number, size, text in sorted(self._top, reverse=True)
             if is_kept(-number)
-            if size > held_out.cut_above or where >= held_out.threshold
+            for document in held_out.split(text, size, where)
+            if not document.held_out
         ]
 
 
@@ -215,6 +216,8 @@ def is_near(share: float, fraction: float) -> bool:
 
 def cut(text: str, fraction: float) -> tuple[str, str]:
     """Split one text: its last `fraction` is held out, from the next line start if there is one.
+
+    Of a text that is too large to be read at once, `preparation.long_text.byte_of_cut` finds the same place.
 
     Raises:
         ValueError: one of the two parts would be empty.

@@ -196,8 +196,8 @@ def _prepared(arguments: argparse.Namespace) -> Result:
     )
     skip_bad = arguments.on_bad_record == "skip"
     if arguments.append:
-        as_before = all(getattr(arguments, name) is None for name in READING)
-        return enlarge(output, sources, arguments.workers, shard_bytes, deduplicate, skip_bad, as_before)
+        reads_as_before = all(getattr(arguments, name) is None for name in READING)
+        return enlarge(output, sources, arguments.workers, shard_bytes, deduplicate, skip_bad, reads_as_before)
     request = Request(
         sources=sources,
         tokenizer=arguments.tokenizer,

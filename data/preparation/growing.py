@@ -64,7 +64,7 @@ def append(
     shard_bytes: int | None = None,
     deduplicate: str | None = None,
     skip_bad: bool = False,
-    as_before: bool = False,
+    reads_as_before: bool = False,
 ) -> Result:
     """Add the documents of more sources to a corpus, in new shards, unless they were added already.
 
@@ -78,7 +78,7 @@ def append(
         shard_bytes: bytes of text per shard; None makes one shard.
         deduplicate: "exact" or "near", as in duplicates; None keeps every document.
         skip_bad: leave damaged records out.
-        as_before: read rows and texts with the corpus's own options instead of those in `sources`.
+        reads_as_before: read rows and texts with the corpus's own options instead of those in `sources`.
 
     Raises:
         ValueError: there is no corpus, it is damaged, or the request cannot be met; the corpus is unchanged.
@@ -95,7 +95,7 @@ def append(
             f"the new text by itself, with --tokenizer {tokenizer}, and --merge the two"
         )
     fraction, seed = before.request["validation_fraction"], before.request["seed"]
-    if as_before:
+    if reads_as_before:
         sources = sources.reading_as(before.request)
     request = Request(
         sources, before.tokenizer.spec, corpus, fraction, seed, workers, True, shard_bytes, deduplicate, skip_bad

@@ -30,14 +30,14 @@ def enlarge(
     shard_bytes: int | None,
     deduplicate: str | None,
     skip_bad: bool,
-    as_before: bool,
+    reads_as_before: bool,
 ) -> Result:
     """Add the documents of more sources to a corpus.
 
     Raises:
         ValueError: the corpus is at a URL; see `append`, as for OSError.
     """
-    return append(_folder(output), sources, workers, shard_bytes, deduplicate, skip_bad, as_before)
+    return append(_folder(output), sources, workers, shard_bytes, deduplicate, skip_bad, reads_as_before)
 
 
 def adopt(tokens: list[str], validation_tokens: list[str], tokenizer: str, output: str, overwrite: bool) -> Result:

@@ -399,12 +399,12 @@ def test_what_joins_a_merged_corpus_is_read_as_its_parts_were(tmp_path: Path) ->
     )
     new = Sources((str(tmp_path / "new.jsonl"),))
     merge([tmp_path / "a", tmp_path / "b"], tmp_path / "alike")
-    append(tmp_path / "alike", new, as_before=True)
+    append(tmp_path / "alike", new, reads_as_before=True)
     found = [text for split in ("train", "validation") for text in documents(open_corpus(tmp_path / "alike"), split)]
     assert sorted(text for text in found if text[0] == "n") == sorted(f"new {number}" for number in range(99))
     merge([tmp_path / "a", tmp_path / "c"], tmp_path / "apart")
     with pytest.raises(ValueError, match="were read in different ways; name one"):
-        append(tmp_path / "apart", new, as_before=True)
+        append(tmp_path / "apart", new, reads_as_before=True)
 
 
 def test_what_is_appended_is_read_as_the_corpus_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,7 +59,7 @@ class HarnessModel(TemplateLM):
 
     @property
     def prefix_token_id(self) -> int:
-        """Return the token before a text, as in training: beginning-of-text, else end-of-text."""
+        """Return the token before a text, as lm_eval's own models choose it: beginning-of-text, else end-of-text."""
         return self._prefix
 
     @property

@@ -31,6 +31,7 @@ from plumbline.model.decoder import CausalLM
 from plumbline.model.export import thinker
 from plumbline.model.export.native import MODEL_TYPE
 from plumbline.model.generation import Reader, cached_reader, continue_together
+from plumbline.model.linear_cross_entropy import IGNORED
 from plumbline.model.lookahead.generation import Drafts, Trigger, generate_thinking, generate_verified
 from plumbline.model.objectives.objective import Decoding, Objective, TrainedLM
 from plumbline.model.parameterization.tensors import freeze
@@ -123,7 +124,7 @@ class LoadedModel:
             nats = self.module.cross_entropy(batch)
         else:
             logits = self.logits(batch).flatten(0, 1)
-            nats = nn.functional.cross_entropy(logits, labels.flatten(), ignore_index=-100, reduction="sum")
+            nats = nn.functional.cross_entropy(logits, labels.flatten(), ignore_index=IGNORED, reduction="sum")
         return loss_sums(nats, labels)
 
     def _to_device(self, batch: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -95,7 +95,7 @@ def _acquire(descriptor: int, folder: Path, patience: float, pulse: Path | None)
                 LOG.warning(f"{folder / LOCK} cannot be locked ({error}): see to it that nobody else trains this run")
                 return descriptor
         owner = _read_owner(descriptor)
-        job, is_before = owner.get("slurm_job_id"), _is_before(owner)
+        is_before = _is_before(owner)
         if not is_before or time.monotonic() > deadline:
             if is_before and before is not None and _last_write(pulse) == before:
                 LOG.warning(
@@ -105,14 +105,18 @@ def _acquire(descriptor: int, folder: Path, patience: float, pulse: Path | None)
                 new = _in_its_place(folder)
                 os.close(descriptor)
                 return new
-            raise RunLockedError(
-                f"{folder} is being trained by process {owner.get('pid', 'unknown')} on host "
-                f"{owner.get('host', 'unknown')}{'' if job is None else f', Slurm job {job}'}, since "
-                f"{owner.get('since', 'just now')}: stop that one, or give this run another run.name (only if that "
-                f"host is gone for good, remove {folder / LOCK})",
-                passes=is_before,
-            )
+            raise RunLockedError(refusal(folder, owner), passes=is_before)
         time.sleep(1.0)
+
+
+def refusal(folder: Path, owner: Mapping[str, Any]) -> str:
+    """Describe who trains in a run folder, and what to do."""
+    job = owner.get("slurm_job_id")
+    return (
+        f"{folder} is being trained by process {owner.get('pid', 'unknown')} on host {owner.get('host', 'unknown')}"
+        f"{'' if job is None else f', Slurm job {job}'}, since {owner.get('since', 'just now')}: stop that one, or "
+        f"give this run another run.name (only if that host is gone for good, remove {folder / LOCK})"
+    )
 
 
 def _is_before(owner: Mapping[str, Any]) -> bool:

@@ -47,7 +47,7 @@ from plumbline.launcher.runtime.train.guards.guard import TrainingError
 Run = Callable[[Config, Inputs, World, StopRequest, RunStatus], bool]  # as train() of train/train.py
 Outcome = Literal["finished", "diverged", "failed", "stopped", "elsewhere"]
 FINISHED: tuple[Outcome, ...] = ("finished", "diverged")  # never trained again
-ERROR, LOG = "error.txt", "log.txt"
+ERROR, LOG_FILE = "error.txt", "log.txt"
 TIMEOUT_MINUTES = 30.0  # of collectives, which do not wait in a world of one
 
 
@@ -93,7 +93,7 @@ def run_cell(config: Config, world: World, stop: StopRequest, run: Run, keep_che
     try:
         # In this job, only an earlier attempt could still hold the cell
         patience = LEASE_SECONDS if restart_count() else 0.0
-        with hold(folder, patience, folder / STATUS) as is_ours, _output_to(folder / LOG):
+        with hold(folder, patience, folder / STATUS) as is_ours, _output_to(folder / LOG_FILE):
             ended = outcome_of(config)
             if ended in FINISHED:  # by another process, since the list of cells was made
                 return ended

@@ -16,7 +16,7 @@ from plumbline.launcher.runtime.inspection.text import sample_lines
 from plumbline.launcher.runtime.ranks.collectives import from_main
 from plumbline.launcher.runtime.ranks.world import World
 from plumbline.launcher.runtime.run.inputs import Inputs, check_agreement
-from plumbline.launcher.runtime.run.lock import RunLockedError, owner_of
+from plumbline.launcher.runtime.run.lock import RunLockedError, owner_of, refusal
 from plumbline.launcher.runtime.system.log import TRAINING
 
 SHOWN = 4
@@ -50,10 +50,7 @@ def rehearse(config: Config, inputs: Inputs, world: World) -> None:
 def _refuse_if_held(folder: Path) -> None:
     with suppress(OSError):  # a file system without locks
         if (owner := owner_of(folder)) is not None:
-            raise RunLockedError(
-                f"{folder} is being trained by process {owner.get('pid', 'unknown')} on host "
-                f"{owner.get('host', 'unknown')}: stop that one, or give this run another run.name"
-            )
+            raise RunLockedError(refusal(folder, owner))
 
 
 def _show_batch(inputs: Inputs, step: int, skipped: SkippedData) -> None:
