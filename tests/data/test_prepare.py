@@ -98,6 +98,11 @@ def test_the_command_from_end_to_end(text_folder: Path, tmp_path: Path) -> None:
     assert other.returncode == 2
     assert other.stderr.startswith("error: ")
     assert "(--seed was 0, now 5)" in other.stderr
+    (tmp_path / "b.txt").write_text("another text\n")
+    other = run("--source", tmp_path / "b.txt", *arguments[2:], "--on-bad-record", "skip")
+    (tmp_path / "b.txt").unlink()
+    told = f"(--source was ['{text_folder}'], now ['{tmp_path}/b.txt']; --on-bad-record skip was None, now True)"
+    assert told in other.stderr
     assert "--overwrite" in other.stderr
     assert files(tmp_path) == before
     replaced = run(*arguments[:-1], "--seed", 5, "--overwrite")

@@ -1,12 +1,17 @@
 """The command prepare.py: which options it takes with which, and what it says at the end."""
 
+import errno
 import json
+import os
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
+from plumbline.data.preparation.growing import append
+from plumbline.data.sources import Sources
 from tests.data.test_prepare import make, run
 
 
@@ -64,3 +69,28 @@ def test_a_small_text_has_a_size_and_one_document_is_one(tmp_path: Path) -> None
     made = run("--source", tmp_path / "a.txt", "--tokenizer", "byte", "--output", tmp_path / "c")
     assert "source: 1 document, 350 bytes of text" in made.stderr
     assert "text  343 bytes\n" in made.stdout
+
+
+@pytest.mark.parametrize("problem", [errno.EACCES, errno.EROFS, errno.EIO])
+def test_a_manifest_that_cannot_be_locked_is_appended_to_unless_the_disk_is_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, problem: int
+) -> None:
+    """As another user's corpus in a folder of one's own. Where nothing can be written, publishing says so."""
+    opened = Path.open
+
+    def refuse(path: Path, mode: str = "r", *arguments: Any, **options: Any) -> Any:
+        if mode == "r+b":
+            raise OSError(problem, os.strerror(problem), str(path))
+        return opened(path, mode, *arguments, **options)
+
+    (tmp_path / "in").mkdir()
+    (tmp_path / "a.txt").write_text("a text\n" * 50)
+    (tmp_path / "in" / "b.txt").write_text("another\n" * 50)
+    make(tmp_path / "a.txt", tmp_path / "c")
+    more = Sources((str(tmp_path / "in"),))
+    monkeypatch.setattr(Path, "open", refuse)
+    if problem == errno.EIO:
+        with pytest.raises(OSError, match="Input/output error"):
+            append(tmp_path / "c", more)
+    else:
+        assert append(tmp_path / "c", more).manifest.splits["train"].shards == ["train", "train-00001"]

@@ -1,7 +1,7 @@
 """Predict with a law the loss of a configuration, also at other widths, and better ways to spend its compute."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -111,44 +111,22 @@ def predict(
     Raises:
         ValueError: there is no such law, or it lacks constants that the loss needs.
     """
-    sourced, bits = open_law(name), precision.training_bits
+    sourced = open_law(name)
     law = sourced.law
     _check_whole(law, name)
     parameters = total if sourced.counts_embedding else non_embedding
     flops = 6.0 * parameters * tokens
     loss = _loss(sourced, name, points(parameters, tokens))
     unanswered = open_questions(law, sourced.undetermined)
-    known = {TRAINING[index] for index in law.indices} if isinstance(law, PrecisionLaw) else set(law.USES)
-    unknown = [width for width, value in bits.items() if value != BF16 and width not in known]
-    stranger = None if unknown else _of_other_widths(sourced, bits)
     notes = list(dict.fromkeys([*_notes(name, sourced, parameters, tokens), *unanswered.values()]))
     guessing = math.log(vocab_size)
     if loss > guessing:
         notes.append(
             f"the loss is above that of guessing, ln {vocab_size} = {guessing:.2f}: the law does not reach this size"
         )
-    if unknown:
-        notes.append(f"this law knows no {', '.join(unknown)}: what training in this precision costs is left out")
-    if stranger:
-        notes.append(stranger)
-    try:
-        at_bits = None if unknown or stranger else float(law.loss(_in_training(parameters, tokens, precision)))
-    except ValueError as error:  # it asks for a format or a group size, which this precision has not
-        at_bits = None
-        notes.append(f"the loss in this precision is left out: {error}")
-    questions: dict[str, Callable[[], Allocation]] = {}
-    if "split" not in unanswered:
-        questions["at_16_bits"] = lambda: allocate(law, flops)
-    if not {"split", "precision"} & set(unanswered) and isinstance(law, PrecisionLaw) and law.indices:
-        questions["at_optimal_bits"] = lambda: allocate_with_precision(law, flops)
-        questions["at_this_size"] = lambda: precision_at_size(law, parameters, flops)
-    allocations = {}
-    for key, question in questions.items():
-        try:
-            allocations[key] = question()
-        except ValueError as error:  # a law without an optimum still predicts
-            if str(error) not in notes:  # several may lack it for one reason
-                notes.append(str(error))
+    at_bits, reason = _at_bits(sourced, parameters, tokens, precision)
+    allocations, without_optimum = _allocations(law, parameters, flops, unanswered)
+    notes += [note for note in (reason, *without_optimum) if note is not None and note not in notes]
     return Prediction(
         name=name,
         form=name_of(law),
@@ -157,7 +135,7 @@ def predict(
         counts_embedding=sourced.counts_embedding,
         tokens=tokens,
         loss=loss,
-        bits=dict(bits),
+        bits=dict(precision.training_bits),
         loss_at_bits=at_bits,
         quantized=[TRAINING[index] for index in law.indices] if isinstance(law, PrecisionLaw) else [],
         training=_training(law, parameters, tokens),
@@ -167,6 +145,42 @@ def predict(
         notes=notes,
         allocations=allocations,
     )
+
+
+def _at_bits(
+    sourced: SourcedLaw, parameters: int, tokens: int, precision: PrecisionConfig
+) -> tuple[float | None, str | None]:
+    """Return the loss in the precision of training, or None and why it is left out."""
+    law, bits = sourced.law, precision.training_bits
+    known = {TRAINING[index] for index in law.indices} if isinstance(law, PrecisionLaw) else set(law.USES)
+    unknown = [width for width, value in bits.items() if value != BF16 and width not in known]
+    if unknown:
+        return None, f"this law knows no {', '.join(unknown)}: what training in this precision costs is left out"
+    if stranger := _of_other_widths(sourced, bits):
+        return None, stranger
+    try:
+        return float(law.loss(_in_training(parameters, tokens, precision))), None
+    except ValueError as error:  # it asks for a format or a group size, which this precision has not
+        return None, f"the loss in this precision is left out: {error}"
+
+
+def _allocations(
+    law: Law, parameters: int, flops: float, unanswered: Collection[str]
+) -> tuple[dict[str, Allocation], list[str]]:
+    """Return the best uses of as many FLOPs, and why others have no optimum."""
+    questions: dict[str, Callable[[], Allocation]] = {}
+    if "split" not in unanswered:
+        questions["at_16_bits"] = lambda: allocate(law, flops)
+    if not {"split", "precision"} & set(unanswered) and isinstance(law, PrecisionLaw) and law.indices:
+        questions["at_optimal_bits"] = lambda: allocate_with_precision(law, flops)
+        questions["at_this_size"] = lambda: precision_at_size(law, parameters, flops)
+    found, without = {}, dict[str, None]()  # several may lack an optimum for one reason
+    for key, question in questions.items():
+        try:
+            found[key] = question()
+        except ValueError as error:  # a law without an optimum still predicts
+            without[str(error)] = None
+    return found, list(without)
 
 
 def _check_whole(law: Law, name: str) -> None:

@@ -1,6 +1,7 @@
 """Quantize a whole trained model with a recipe, block by block."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -81,17 +82,20 @@ def check_recipe(model: nn.Module, recipe: Recipe, samples: int) -> None:
     if recipe.inputs and not any(name.endswith(end) for name in names for end in recipe.inputs):
         raise ValueError(f"recipe {recipe.name}: no layer's name ends in {', '.join(recipe.inputs)}")
     for name, module in blocks.named_modules(prefix=place):
-        if isinstance(module, QuantizedLinear) and module.grid is not None:
-            raise ValueError(f"recipe {recipe.name}: {name} is rounded already; begin with the model as it was trained")
-        if not isinstance(module, nn.Linear) and type(module).__name__ != "Conv1D":
-            continue
-        width = module.in_features if isinstance(module, nn.Linear) else module.weight.size(0)
-        for quantizer in (recipe.weights, recipe.input_quantizer(name)):
-            size = None if quantizer is None else quantizer.group_size
-            if size is not None and width % size:
-                raise ValueError(
-                    f"recipe {recipe.name}: group_size = {size} does not divide the {width} inputs of {name}"
-                )
+        _check_layer(recipe, name, module)
+
+
+def _check_layer(recipe: Recipe, name: str, module: Any) -> None:
+    """Refuse a layer that is rounded already, or whose inputs a recipe's groups do not divide."""
+    if isinstance(module, QuantizedLinear) and module.grid is not None:
+        raise ValueError(f"recipe {recipe.name}: {name} is rounded already; begin with the model as it was trained")
+    if not isinstance(module, nn.Linear) and type(module).__name__ != "Conv1D":
+        return
+    width = module.in_features if isinstance(module, nn.Linear) else module.weight.size(0)
+    for quantizer in (recipe.weights, recipe.input_quantizer(name)):
+        size = None if quantizer is None else quantizer.group_size
+        if size is not None and width % size:
+            raise ValueError(f"recipe {recipe.name}: group_size = {size} does not divide the {width} inputs of {name}")
 
 
 def _refuse_experts(recipe: Recipe, place: str, blocks: nn.ModuleList) -> None:

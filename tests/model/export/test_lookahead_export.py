@@ -72,8 +72,12 @@ def folder_code(folder: Path, **options: Any) -> Any:
 
 def ours(model: TrainedLM, trigger: Trigger, new: int = NEW, **options: Any) -> list[int]:
     look = cast(LatentLookahead, model.objective)
-    commits, sampling = look.config.commit == "thoughts", Sampling(**{"temperature": 0.0, **options})
-    return [int(x) for x in generate_thinking(model, look.thinker, commits, PROMPT, new, trigger, sampling=sampling)]
+    commits, generator = look.config.commit == "thoughts", options.pop("generator", None)
+    sampling = Sampling(**{"temperature": 0.0, **options})
+    stream = generate_thinking(
+        model, look.thinker, commits, PROMPT, new, trigger, sampling=sampling, generator=generator
+    )
+    return [int(x) for x in stream]
 
 
 def plain_greedy(model: TrainedLM) -> list[int]:

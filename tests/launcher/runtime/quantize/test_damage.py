@@ -241,26 +241,6 @@ def test_rows_of_others_stay_as_they_are(tmp_path: Path) -> None:
     assert (tmp_path / ROWS).read_text() == broken
 
 
-@pytest.mark.parametrize(
-    ("value", "other", "told"),
-    [
-        ('"delta": 0.1', '"delta": "much"', "damage.delta = 'much': Input should be a valid number"),
-        ('"post_bits": 4', '"post_bits": "four"', "bits.post_bits = 'four': Input should be a valid integer"),
-        ('"parameters": 500', '"parameters": "many"', "parameters = 'many': Input should be a valid integer"),
-        ('"noise_floor": 0.001', '"noise_floor": []', r"noise_floor = \[\]: Input should be a valid number"),
-        ('"recipe": "rtn-w4"', '"recipe": 4', "recipe = 4: Input should be a valid string"),
-    ],
-)
-def test_a_value_of_another_type_is_named_before_a_model_is_opened(
-    tmp_path: Path, value: str, other: str, told: str
-) -> None:
-    (tmp_path / ROWS).write_text(LINE.replace(value, other) + "\n")
-    with pytest.raises(
-        ValueError, match=rf"rows\.jsonl, line 1: cannot be read: {told}.*; it is no row of quantize\.py"
-    ):
-        RowFile(tmp_path)
-
-
 def test_rows_last_and_torn_ones_are_dropped(tmp_path: Path) -> None:
     rows = RowFile(tmp_path)
     rows.add(row(key="one"), [LAYER])

@@ -116,7 +116,8 @@ def test_axes_of_one_value_and_points_without_a_loss_have_no_figure(tmp_path: Pa
 
 
 def row(model: str, recipe: str, delta: float, **changes: Any) -> Row:
-    values: dict[str, Any] = {"bits": 4, "activation": None, "kurtosis": 3.0, "tokens": 1000.0, "base": 2.0, **changes}
+    values: dict[str, Any] = {"bits": 4, "activation": None, "kurtosis": 3.0, "tokens": 1000.0, "base": 2.0}
+    values |= {"stored": 4.25, **changes}
     return Row(
         key=f"{model}{recipe}",
         checkpoint=CheckpointFacts(model, model, None, 1, 10, int(values["tokens"]), values["tokens"] / 10),
@@ -127,7 +128,7 @@ def row(model: str, recipe: str, delta: float, **changes: Any) -> Row:
         damage=Damage(
             values["base"], values["base"] + delta, delta, (delta - 0.01, delta + 0.01), 7.4, None, 0.1, 0.9, 100, 4
         ),
-        rounding=Rounding(4.25, 1.0, 20.0, 2.0, 3.0, values["kurtosis"], 4.0),
+        rounding=Rounding(values["stored"], 1.0, 20.0, 2.0, 3.0, values["kurtosis"], 4.0),
         noise_floor=0.001,
     )
 
@@ -141,7 +142,10 @@ def write_rows(folder: Path, rows: Iterable[Row]) -> Path:
 def test_models_and_recipes_become_a_grid(tmp_path: Path, command: Command) -> None:
     rows = [
         *(row("runs/a/step_1", f"rtn-w{bits}", 0.5 / bits, bits=bits) for bits in (3, 4, 8)),
-        *(row("runs/b/step_1", f"rtn-w{bits}", 0.2 / bits, bits=bits, tokens=9000.0) for bits in (3, 4)),
+        *(
+            row("runs/b/step_1", f"rtn-w{bits}", 0.2 / bits, bits=bits, tokens=9000.0, stored=bits + 0.5)
+            for bits in (3, 4)
+        ),
         *(row("runs/b/step_1", f"w8a8-{k}", 0.01 * k, activation=8, kurtosis=2.0 + k) for k in (0, 1, 2)),
         row("runs/a/step_1", "<w2>", math.nan),
     ]
@@ -170,6 +174,9 @@ def test_models_and_recipes_become_a_grid(tmp_path: Path, command: Command) -> N
     assert [grid.index(f"<td>{name}<") for name in order] == sorted(grid.index(f"<td>{name}<") for name in order)
     assert len(order) == 6
     assert ">(+0.0000)<" in grid, "within the noise"
+    assert ">4.25<" in grid, "of one model"
+    assert ">3.50 to 4.25<" in grid, "of two models with other overheads"
+    assert ">4.25 to 4.50<" in grid
 
 
 def test_a_damaged_row_is_named(tmp_path: Path) -> None:
@@ -178,6 +185,12 @@ def test_a_damaged_row_is_named(tmp_path: Path) -> None:
     for broken, words in (
         ('{"key": 1}', "is missing"),
         (json.dumps({**json.loads(whole), "delta_interval": 3}), "it is no row"),
+        (json.dumps({**json.loads(whole), "delta": "much"}), r"damage\.delta = 'much': .* valid number; it is no row"),
+        (json.dumps({**json.loads(whole), "kl": "0.1"}), r"damage\.kl = '0\.1': .* valid number; it is no row"),
+        (json.dumps({**json.loads(whole), "post_bits": "four"}), r"bits\.post_bits = 'four': .* valid integer"),
+        (json.dumps({**json.loads(whole), "parameters": "many"}), "parameters = 'many': .* valid integer"),
+        (json.dumps({**json.loads(whole), "noise_floor": []}), r"noise_floor = \[\]: .* valid number"),
+        (json.dumps({**json.loads(whole), "recipe": 4}), "recipe = 4: .* valid string"),
     ):
         (folder / "rows.jsonl").write_text(f"{whole}{broken}\n")
         with pytest.raises(ValueError, match=rf"rows\.jsonl, line 2: cannot be read: .*{words}"):

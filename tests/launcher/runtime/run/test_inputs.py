@@ -1,15 +1,20 @@
 """What training reads is the same on every rank, or training does not begin."""
 
+import os
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 import torch
 
+from plumbline.data.folders import UnlikeManifestError
 from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.load import load_config
+from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.ranks.world import World
 from plumbline.launcher.runtime.run.inputs import disagreement, open_inputs
+from plumbline.launcher.runtime.train.checks import open_checked
+from tests.data.made import shard
 
 
 def test_ranks_that_see_the_same_agree(tiny_config: Path) -> None:
@@ -38,6 +43,20 @@ def test_a_rank_pins_its_batches_on_its_own_gpu(tiny_config: Path, monkeypatch: 
     with closing(inputs.train.iterate(0, 1)) as steps:
         next(steps)
     assert set(selected) == {3}
+
+
+def test_a_process_alone_compares_the_sizes_of_all_files_and_one_of_many_does_when_asked(
+    tiny_config: Path, corpus: Path, tmp_path: Path
+) -> None:
+    shard(corpus, tmp_path / "cut", [9, 10])
+    os.truncate(tmp_path / "cut" / "train-00001.bin", 2)
+    config = load_config(tiny_config, [f"data.train=[{{path: {tmp_path / 'cut'}}}]", "data.micro_batch_size=1"])
+    plan, cpu = plan_run(config), torch.device("cpu")
+    with pytest.raises(UnlikeManifestError, match=r"train-00001\.bin: has 2 bytes, corpus\.json expects \d+"):
+        open_checked(config, plan, World(0, 0, 1, cpu))
+    inputs = open_checked(config, plan, World(0, 0, 2, cpu), alone=False)
+    with pytest.raises(UnlikeManifestError, match=r"train-00001\.bin: has 2 bytes"):
+        inputs.check_sizes()
 
 
 def test_a_task_before_a_corpus_needs_the_vocabulary_of_the_corpus(tiny_config: Path, corpus: Path) -> None:
