@@ -31,6 +31,7 @@ from plumbline.launcher.runtime.engine.network import StepTime, compute
 from plumbline.launcher.runtime.ranks.world import World
 from plumbline.launcher.runtime.run.folder import prepare_run_folder
 from plumbline.launcher.runtime.run.inputs import open_inputs
+from plumbline.launcher.runtime.run.starts import read_starts
 from plumbline.launcher.runtime.train.submission import check as check_job
 
 if TYPE_CHECKING:
@@ -137,6 +138,7 @@ def test_a_branch_that_has_begun_needs_its_parent_no_more(
     job.wait_until(lambda: max(job.run.column("loss"), default=0) >= 22)
     job.kill()
     assert job.run.checkpoints == ["latest", "step_00000020"]
+    assert [start.step for start in read_starts(job.run.folder)] == [20]
     shutil.rmtree(kept)
     outcome = run_pretrain(tiny_config, "orphan", typed, ranks=2)
     assert outcome.code == 0, outcome.stderr

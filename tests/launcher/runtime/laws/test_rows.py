@@ -47,12 +47,13 @@ def test_weights_rounded_to_as_many_bits_as_inputs_had_are_a_point_of_no_law(tmp
     }
 
 
-def test_a_file_given_twice_counts_once_though_its_rows_name_no_run(tmp_path: Path) -> None:
+def test_rows_that_come_twice_count_once_though_they_name_no_run(tmp_path: Path) -> None:
     widths = dict.fromkeys(("weight_bits", "activation_bits", "kv_bits"), 16)
     rows = [{"parameters": 30e6, "tokens": tokens, **widths, "loss": 3.0} for tokens in (1e9, 2e9)]
-    file = tmp_path / "points.jsonl"
-    file.write_text("".join(f"{json.dumps(each)}\n" for each in rows))
-    found = read_rows([file, file])
+    files = [tmp_path / name for name in ("points.jsonl", "copy.jsonl")]
+    for file in files:
+        file.write_text("".join(f"{json.dumps(each)}\n" for each in rows))
+    found = read_rows(files)
     assert list(found.measured.at.tokens) == [1e9, 2e9]
     assert list(found.measured.runs) == [0, 1]
     assert found.left_out == {"repeated": 2}
