@@ -22,18 +22,17 @@ from plumbline.data.workspace import FolderKind
 
 WORK = ".work"
 """The folder for work in progress, inside that of the future corpus."""
-OPTION_OF = {"skip_bad": "--on-bad-record skip", "shard_bytes": "--shard-size"} | {
-    key: f"--{key.replace('_', '-')}"
-    for key in (
-        "source",
-        "tokenizer",
-        "text_key",
-        "text_template",
-        "document_separator",
-        "validation_fraction",
-        "seed",
-        "deduplicate",
-    )
+OPTION_OF = {
+    "source": "--source",
+    "tokenizer": "--tokenizer",
+    "text_key": "--text-key",
+    "text_template": "--text-template",
+    "document_separator": "--document-separator",
+    "validation_fraction": "--validation-fraction",
+    "seed": "--seed",
+    "shard_bytes": "--shard-size",
+    "deduplicate": "--deduplicate",
+    "skip_bad": "--on-bad-record skip",
 }
 """The options of prepare.py behind the keys of a request."""
 IMPLIED = {"source_fingerprint": "source", "tokenizer_sha256": "tokenizer"}
@@ -79,13 +78,17 @@ def check_same(output: object, there: Mapping[str, Any], wanted: Mapping[str, An
         )
     if different:
         changes = "; ".join(
-            f"{OPTION_OF.get(key, key)} was {there.get(key)!r}, now {wanted.get(key)!r}"
+            f"{OPTION_OF.get(key, key)} was {_given(there.get(key))}, now {_given(wanted.get(key))}"
             for key in different
             if IMPLIED.get(key) not in different
         )
         raise ValueError(
             f"--output {output}: holds another corpus ({changes}); choose another name, or replace it with --overwrite"
         )
+
+
+def _given(value: object) -> str:
+    return "not given" if value is None else repr(value)
 
 
 def pairs_of(manifest: Manifest, split: str) -> list[str]:

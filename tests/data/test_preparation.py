@@ -110,7 +110,7 @@ def test_shards_hold_the_tokens_of_one_pair(every_kind: Path, tmp_path: Path) ->
         prepare(Request(Sources((str(every_kind),)), "byte", tmp_path / "shards", 0.2, shard_bytes=20_000)).seconds
         is None
     )
-    with pytest.raises(ValueError, match="--shard-size was 20000, now None"):
+    with pytest.raises(ValueError, match="--shard-size was 20000, now not given"):
         make(every_kind, tmp_path / "shards", validation_fraction=0.2)
 
 

@@ -101,7 +101,7 @@ def test_the_command_from_end_to_end(text_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "b.txt").write_text("another text\n")
     other = run("--source", tmp_path / "b.txt", *arguments[2:], "--on-bad-record", "skip")
     (tmp_path / "b.txt").unlink()
-    told = f"(--source was ['{text_folder}'], now ['{tmp_path}/b.txt']; --on-bad-record skip was None, now True)"
+    told = f"(--source was ['{text_folder}'], now ['{tmp_path}/b.txt']; --on-bad-record skip was not given, now True)"
     assert told in other.stderr
     assert "--overwrite" in other.stderr
     assert files(tmp_path) == before
