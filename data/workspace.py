@@ -62,10 +62,16 @@ def check_folder(output: Path, folder: Path | None = None, option: str = "--outp
     Raises:
         ValueError: names the path, what is there, and what to do.
     """
-    folder = (folder or output).absolute()
-    place = next(place for place in (folder, *folder.parents) if os.path.lexists(place))
-    if not place.is_dir():
+    place = in_the_way_of(folder or output)
+    if place is not None:
         raise ValueError(f"{option} {output}: {place} is not a folder; move it away, or choose another name")
+
+
+def in_the_way_of(folder: Path) -> Path | None:
+    """Return what lies where a folder, or one above it, is or would be, and is none; None if nothing does."""
+    folder = folder.absolute()
+    place = next(place for place in (folder, *folder.parents) if os.path.lexists(place))
+    return None if place.is_dir() else place
 
 
 def check_replaceable(output: Path, kind: FolderKind) -> None:

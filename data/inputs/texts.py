@@ -7,6 +7,7 @@ from typing import BinaryIO
 
 from plumbline.data.inputs.reading import Reading
 from plumbline.data.inputs.records import BINARY, NOT_UTF8, PACKED, Record, Unit, record_of_text
+from plumbline.data.preparation.long_text import go_to_text
 
 LOOKED_AT = 4096  # bytes at the beginning of a file that tell its kind; spaces are skipped
 BLOCK_BYTES = 1 << 20
@@ -44,15 +45,15 @@ def read_separated(reading: Reading, unit: Unit, at: int | None) -> Iterator[Rec
     (name,) = unit.names
     separator = (reading.document_separator or "").encode()
     with Path(name).open("rb") as file:
-        start = file.read(LOOKED_AT)
-        if is_binary(start):
+        if is_binary(file.read(LOOKED_AT)):
             yield Record(None, BINARY, "a binary file", name, 0, None)
             return
         file.seek(0)
         if at is None and (problem := not_utf8(file)):
             yield Record(None, NOT_UTF8, problem, name, 0, None)
             return
-        begin = at or len(codecs.BOM_UTF8) * start.startswith(codecs.BOM_UTF8)  # of the document within the file
+        file.seek(0)
+        begin = at or go_to_text(file)  # of the document within the file
         file.seek(begin)
         buffer, searched = bytearray(), 0
         while block := file.read(BLOCK_BYTES):

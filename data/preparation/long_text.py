@@ -50,7 +50,7 @@ def find_cut(window: bytes) -> int:
 def read_part(path: Path, begin: int, end: int, number: int) -> bytes:
     """Read part `number` of the document that lies in bytes `begin` to `end` of the text of a file."""
     with path.open("rb") as file:
-        start = _go_to_text(file)
+        start = go_to_text(file)
 
         def cut(nominal: int) -> int:
             if nominal == begin or nominal >= end:
@@ -96,7 +96,7 @@ def byte_of_cut(path: Path, at: int) -> int:
     characters = offset = found = 0
     searching = False
     with path.open("rb") as file:
-        size = path.stat().st_size - _go_to_text(file)
+        size = path.stat().st_size - go_to_text(file)
     for data, text in _decoded(path):
         if not searching and characters + len(text) > at:
             searching = True
@@ -116,14 +116,14 @@ def _decoded(path: Path) -> Iterator[tuple[bytes, str]]:
     """Yield blocks of whole characters as bytes and as text."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     with path.open("rb") as file:
-        _go_to_text(file)
+        go_to_text(file)
         while block := file.read(BLOCK_BYTES):
             text = decoder.decode(block)
             yield text.encode(), text
         decoder.decode(b"", final=True)
 
 
-def _go_to_text(file: BinaryIO) -> int:
-    """Go to where the text of a file begins, behind a byte order mark, and return that byte."""
+def go_to_text(file: BinaryIO) -> int:
+    """Go from the beginning of a file to that of its text, behind a byte order mark, and return that byte."""
     start = len(codecs.BOM_UTF8) if file.read(len(codecs.BOM_UTF8)) == codecs.BOM_UTF8 else 0
     return file.seek(start)

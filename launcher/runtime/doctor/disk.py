@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from plumbline.data.workspace import in_the_way_of
 from plumbline.launcher.runtime.config.run_files import CHECKPOINTS
 from plumbline.launcher.runtime.doctor.check import EVERYWHERE, Facts, Finding, LocalNeed, Place, Report
 
@@ -22,14 +23,14 @@ def measure(place: Place) -> Facts:
     """Return free bytes and inodes, and how many checkpoints need; None where unknown."""
     wanted = place.folder / CHECKPOINTS  # which may be a link to a larger disk
     folder = existing(wanted)
-    nearest = next(path for path in (wanted.absolute(), *wanted.absolute().parents) if os.path.lexists(path))
+    blocked = in_the_way_of(wanted)
     found = os.statvfs(folder)
     need = place.need
     local = {} if place.local is None else _measure_local(place.local)
     return {
         **local,
         "folder": str(folder),
-        "in_the_way": str(nearest) if nearest != folder else None,
+        "in_the_way": None if blocked is None else str(blocked),
         "free_bytes": found.f_bavail * found.f_frsize + (0 if need is None else need.leftovers),
         "free_files": found.f_favail if found.f_files > 0 else None,  # some file systems do not count them
         "checkpoint_bytes": None if need is None else need.bytes,
