@@ -27,6 +27,7 @@ from plumbline.data.preparation.manifest import (
 )
 from plumbline.data.preparation.request import Request as Request
 from plumbline.data.preparation.request import key_of
+from plumbline.data.sources import Listed
 from plumbline.data.tokenizers import tokenizer_sha256
 from plumbline.data.workspace import check_replaceable, is_free, resumed_folder
 
@@ -54,14 +55,15 @@ def prepare(request: Request) -> Result:
     """
     started = time.monotonic()
     request.check()
-    identity = request.identity()
+    listed = request.sources.listed()
+    identity = request.identity(listed)
     if exists_already(request.output, identity, request.overwrite):
         manifest = read_manifest(request.output)
         warn_of_share(manifest, request.validation_fraction, "prepare it again with --overwrite")
         return Result(request.output, manifest, None)
 
     with resumed_folder(request.output, CORPUS, key_of(identity)) as folder:
-        manifest = finished(folder) or _fill(request, folder, identity)
+        manifest = finished(folder) or _fill(request, folder, listed, identity)
         warn_of_share(manifest, request.validation_fraction, "give more text, or another --validation-fraction")
         exists_already(request.output, identity, request.overwrite)  # raises if another process made another meanwhile
     return Result(request.output, manifest, time.monotonic() - started)
@@ -91,17 +93,17 @@ def warn_of_share(manifest: Manifest, fraction: float, remedy: str) -> None:
         )
 
 
-def _fill(request: Request, folder: Path, identity: dict[str, Any]) -> Manifest:
+def _fill(request: Request, folder: Path, listed: Listed, identity: dict[str, Any]) -> Manifest:
     """Fill a folder and return its manifest."""
-    filled = fill(request, folder, request.name_pair)
-    if request.identity() != identity:
+    filled = fill(request, listed, folder, request.name_pair)
+    if request.identity(request.sources.listed()) != identity:
         raise ValueError(CHANGED)
-    manifest = _manifest(request, folder, identity, filled)
+    manifest = _manifest(request, folder, listed, identity, filled)
     finish(folder, manifest)
     return manifest
 
 
-def _manifest(request: Request, folder: Path, identity: dict[str, Any], filled: Filled) -> Manifest:
+def _manifest(request: Request, folder: Path, listed: Listed, identity: dict[str, Any], filled: Filled) -> Manifest:
     totals, sharded = filled.totals, request.shard_bytes is not None
     return Manifest(
         format_version=2 if sharded else 1,
@@ -117,7 +119,7 @@ def _manifest(request: Request, folder: Path, identity: dict[str, Any], filled: 
         files=totals.files,
         unigram_entropy=unigram_entropy(*filled.frequencies),
         request=identity,
-        source_files=list(request.sources.file_keys()),
+        source_files=list(listed.file_keys()),
         skipped=filled.skipped,
         versions=versions(),
         held_out=held_out_record(filled.held_out),

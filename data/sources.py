@@ -16,7 +16,7 @@ from typing import Any
 
 import xxhash
 
-from plumbline.data.inputs.files import state_of
+from plumbline.data.inputs.files import real_names, state_of
 from plumbline.data.inputs.formats import may_be_rows
 from plumbline.data.inputs.kinds import source_of
 from plumbline.data.inputs.reading import Reading, readings_of
@@ -41,56 +41,9 @@ class Sources:
         """Return the sources as a manifest names them."""
         return list(map(printable, self.specs))
 
-    @property
-    def are_files(self) -> bool:
-        """Return whether the text of every source is that of its files."""
-        return all(source.is_files for source in self._each())
-
-    def fingerprint(self) -> str:
-        """Return a hash of the names, sizes and modification times of all files, and of the names of hub datasets.
-
-        Raises:
-            ValueError: a source names no file, or two name the same one.
-        """
-        digest = xxhash.xxh3_64()
-        files = [(source, source.files()) for source in self._each()]
-        self._check_once(files)
-        for source, paths in files:
-            digest.update(os.fsencode(f"{source.spec}\n"))
-            for path in paths:
-                digest.update(state_of(path))
-        return digest.hexdigest()
-
-    def file_keys(self) -> dict[str, Path]:
-        """Return the files keyed by a hash of path, size, time and fields read; empty if more than `MOST_FILES`."""
-        files = [path for source in self._each() if source.is_files for path in source.files()]
-        fields = self.reading.text_key if self.reading.template is None else repr(self.reading.template)
-        keys = {}
-        for path in files if len(files) <= MOST_FILES else []:
-            status = path.stat()
-            read = fields if may_be_rows(path) else ""
-            facts = f"{read}\n{os.path.realpath(path)} {status.st_size} {status.st_mtime_ns}"
-            keys[xxhash.xxh3_64_hexdigest(os.fsencode(facts))] = path
-        return keys
-
-    def _check_once(self, files: list[tuple[Source, list[Path]]]) -> None:
-        """Refuse a file or a dataset that two sources name."""
-        if len(self.specs) == 1:
-            return
-        first: dict[str, int] = {}  # real path, or name of a source -> number of the source
-        for number, (source, paths) in enumerate(files):
-            for name in map(os.path.realpath, paths) if source.is_files else [source.name]:
-                if (before := first.setdefault(name, number)) != number:
-                    raise ValueError(
-                        f"source {self.specs[before]} {source.spec}: both name {name}, whose text would be there "
-                        f"twice: {REPEAT}"
-                    )
-
-    def warnings(self) -> Iterator[str]:
-        """Yield one line for each source with content that is not read as one might expect."""
-        for source in self._each():
-            if found := source.surprises():
-                yield printable(f"source {source.spec}: {found}")
+    def listed(self) -> "Listed":
+        """Return the sources with the files that they have now."""
+        return Listed(tuple(source_of(spec, self.reading) for spec in self.specs))
 
     def reading_as(self, request: Mapping[str, Any]) -> "Sources":
         """Return these sources, read as those of an earlier request were.
@@ -106,6 +59,65 @@ class Sources:
             )
         return Sources(self.specs, ways.pop())
 
+
+@dataclass(frozen=True)
+class Listed:
+    """Hold sources that list their files once: what is asked of them is of the same files, whatever is added later."""
+
+    sources: tuple[Source, ...]
+
+    @property
+    def are_files(self) -> bool:
+        """Return whether the text of every source is that of its files."""
+        return all(source.is_files for source in self.sources)
+
+    def fingerprint(self) -> str:
+        """Return a hash of the names, sizes and modification times of all files, and of the names of hub datasets.
+
+        Raises:
+            ValueError: a source names no file, or two name the same one.
+        """
+        digest = xxhash.xxh3_64()
+        files = [(source, source.files()) for source in self.sources]
+        self._check_once(files)
+        for source, paths in files:
+            digest.update(os.fsencode(f"{source.spec}\n"))
+            for path in paths:
+                digest.update(state_of(path))
+        return digest.hexdigest()
+
+    def file_keys(self) -> dict[str, Path]:
+        """Return the files keyed by a hash of path, size, time and fields read; empty if more than `MOST_FILES`."""
+        sources = [source for source in self.sources if source.is_files]
+        if sum(len(source.files()) for source in sources) > MOST_FILES:
+            return {}
+        keys = {}
+        for source in sources:
+            reading = source.reading
+            fields = reading.text_key if reading.template is None else repr(reading.template)
+            for path, real in real_names(source.files()).items():
+                status = path.stat()
+                facts = f"{fields if may_be_rows(path) else ''}\n{real} {status.st_size} {status.st_mtime_ns}"
+                keys[xxhash.xxh3_64_hexdigest(os.fsencode(facts))] = path
+        return keys
+
+    def _check_once(self, files: list[tuple[Source, list[Path]]]) -> None:
+        """Refuse a file or a dataset that two sources name."""
+        if len(self.sources) == 1:
+            return
+        first: dict[str, int] = {}  # real path, or name of a source -> number of the source
+        for number, (source, paths) in enumerate(files):
+            for name in real_names(paths).values() if source.is_files else [source.name]:
+                if (before := first.setdefault(name, number)) != number:
+                    both = f"{self.sources[before].spec} {source.spec}"
+                    raise ValueError(f"source {both}: both name {name}, whose text would be there twice: {REPEAT}")
+
+    def warnings(self) -> Iterator[str]:
+        """Yield one line for each source with content that is not read as one might expect."""
+        for source in self.sources:
+            if found := source.surprises():
+                yield printable(f"source {source.spec}: {found}")
+
     def units(self) -> Iterator[Unit]:
         """Yield every unit, in the order of the documents, the same at each call.
 
@@ -113,11 +125,8 @@ class Sources:
             ValueError: a source names no file, or is a dataset that cannot be opened.
             OSError: a dataset cannot be reached at the moment.
         """
-        for number, source in enumerate(self._each()):
+        for number, source in enumerate(self.sources):
             yield from source.units(number)
-
-    def _each(self) -> list[Source]:
-        return [source_of(spec, self.reading) for spec in self.specs]
 
 
 def printable(text: str) -> str:

@@ -3,6 +3,7 @@
 import os
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 from plumbline.data.inputs.formats import SEPARATED, TEXT, format_of, is_packed, may_be_rows
@@ -37,13 +38,18 @@ class Files(Source):
         Raises:
             ValueError: there is none.
         """
-        named = self.named()
-        again = again_in(named)
+        named, again = self._listed
         return [path for path in named if path not in again]
+
+    @cached_property
+    def _listed(self) -> tuple[list[Path], dict[Path, Path]]:
+        """Return all names, and those that repeat a file: a large folder takes minutes to list on a network's disk."""
+        named = self.named()
+        return named, again_in(named)
 
     def surprises(self) -> str:
         """Return which files have several names, or ""."""
-        return read_once(again_in(self.named()))
+        return read_once(self._listed[1])
 
     def units(self, number: int) -> Iterator[Unit]:
         """Yield the units of the files.
@@ -91,17 +97,24 @@ def again_in(paths: list[Path]) -> dict[Path, Path]:
 
     A name that is read as rows is preferred, then a link: in a cache of the hub only the link has a suffix.
     """
-    real = {folder: os.path.realpath(folder) for folder in {path.parent for path in paths}}
-    links = {path for path in paths if path.is_symlink()}
-    if not links and len(set(real.values())) == len(real):
+    real = real_names(paths)
+    if len(set(real.values())) == len(real):
         return {}
     first: dict[str, Path] = {}
     again = {}
-    for path in sorted(paths, key=lambda path: (not may_be_rows(path), path not in links)):
-        target = os.path.realpath(path) if path in links else f"{real[path.parent]}/{path.name}"
-        if (read := first.setdefault(target, path)) != path:
+    for path in sorted(paths, key=lambda path: (not may_be_rows(path), not path.is_symlink())):
+        if (read := first.setdefault(real[path], path)) != path:
             again[path] = read
     return again
+
+
+def real_names(paths: Iterable[Path]) -> dict[Path, str]:
+    """Return each path with the name that it has without links; each folder is looked up once."""
+    real_folder = lru_cache(maxsize=None)(os.path.realpath)
+    return {
+        path: os.path.realpath(path) if path.is_symlink() else os.path.join(real_folder(path.parent), path.name)  # noqa: PTH118
+        for path in paths
+    }
 
 
 def read_once(again: dict[Path, Path]) -> str:

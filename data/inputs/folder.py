@@ -2,10 +2,11 @@
 
 import os
 from collections.abc import Collection, Iterable
+from functools import cached_property
 from pathlib import Path
 
 from plumbline.data.inputs.dataset import SAVED_SPLITS, is_saved
-from plumbline.data.inputs.files import Files, again_in, contents_of, files_among, is_corpus, read_once
+from plumbline.data.inputs.files import Files, contents_of, files_among, is_corpus, read_once
 from plumbline.data.inputs.formats import format_of, is_named_rows, is_text_of_rows, why_not_read
 from plumbline.data.inputs.source import KNOWN
 
@@ -43,22 +44,23 @@ class Folder(Files):
             raise ValueError(
                 f"source {self.spec}: holds what `datasets` wrote with save_to_disk; give hf:{self.spec}{split}"
             )
-        below = list(contents_of(folder))
-        if files := files_among(below):
+        if files := files_among(self._below):
             return files
         if is_corpus(folder):
             raise ValueError(f"source {self.spec}: is a corpus already; --merge and --append make larger ones")
-        there = f" ({found})" if (found := _strange_among(below)) else ""
+        there = f" ({found})" if (found := _strange_among(self._below)) else ""
         raise ValueError(f"source {self.spec}: no file matches{there}; give {KNOWN}")
 
     def surprises(self) -> str:
-        """Return what is not read as one might expect; the folder is walked only once."""
-        below = list(contents_of(Path(self.spec)))
-        named = files_among(below)
-        again = again_in(named)
-        strange = _strange_among(path for path in below if path not in again)
-        beside = _texts_beside_rows([path for path in named if path not in again], self.reading.fields)
+        """Return what is not read as one might expect."""
+        _, again = self._listed
+        strange = _strange_among(path for path in self._below if path not in again)
+        beside = _texts_beside_rows(self.files(), self.reading.fields)
         return "; ".join(filter(None, (read_once(again), strange, beside)))
+
+    @cached_property
+    def _below(self) -> list[Path]:
+        return list(contents_of(Path(self.spec)))
 
 
 def _strange_among(below: Iterable[Path]) -> str:

@@ -42,7 +42,7 @@ from plumbline.data.preparation.work import Work
 from plumbline.data.preparation.workers import Call, Workers
 from plumbline.data.progress import Progress
 from plumbline.data.sizes import counted, in_units
-from plumbline.data.sources import printable
+from plumbline.data.sources import Listed, printable
 from plumbline.data.tokenizer_making import build_tokenizer, sample_bytes, trained_size
 from plumbline.data.tokenizers import Encoder
 
@@ -71,12 +71,17 @@ class Filled:
 
 
 def fill(
-    request: Request, folder: Path, name_pair: Callable[[str, int], str], decide: ChooseHeldOut | None = None
+    request: Request,
+    listed: Listed,
+    folder: Path,
+    name_pair: Callable[[str, int], str],
+    decide: ChooseHeldOut | None = None,
 ) -> Filled:
     """Write all token files, and the tokenizer if it is missing.
 
     Args:
-        request: What to read.
+        request: What to make of them.
+        listed: The sources to read.
         folder: The folder to fill; anything already in it is from the same request.
         name_pair: Returns the name of a pair from the split and the number of the shard.
         decide: Chooses what is held out from the documents' places and sizes; None uses the request's fraction.
@@ -90,7 +95,7 @@ def fill(
     if not trained:
         _build_tokenizer(request, work, [])  # first, to fail before all text is read
     with Workers(request.workers) as workers:
-        surveyed = _survey(request, work, workers)
+        surveyed = _survey(request, listed, work, workers)
         _check_any(surveyed)
         _warn_of_empty_sources(request, surveyed)
         _warn_of_what_is_left_out(surveyed)
@@ -111,14 +116,14 @@ def fill(
     return Filled(totals, frequencies, held_out, dict(surveyed.skipped), surveyed.bad, encoder)
 
 
-def _survey(request: Request, work: Work, workers: Workers) -> Surveyed:
+def _survey(request: Request, listed: Listed, work: Work, workers: Workers) -> Surveyed:
     """Survey all units that an earlier run has not surveyed, and return the findings for all units.
 
     Raises:
         ValueError: a source names no file, changes meanwhile, or holds a bad record that may not be skipped.
     """
-    units = list(request.sources.units())
-    for warning in request.sources.warnings():
+    units = list(listed.units())
+    for warning in listed.warnings():
         LOG.warning(warning)
     trained = trained_size(request.tokenizer) is not None
     wanted = 0 if trained and work.tokenizer.is_dir() else sample_bytes(request.tokenizer)

@@ -47,7 +47,7 @@ from plumbline.data.preparation.shards import sum_of
 from plumbline.data.preparation.verifying import checked_frequencies
 from plumbline.data.prepare import Result, exists_already, warn_of_share
 from plumbline.data.sizes import counted, in_units
-from plumbline.data.sources import MOST_FILES, REPEAT, Sources
+from plumbline.data.sources import MOST_FILES, REPEAT, Listed, Sources
 from plumbline.data.tokenizers import copy_tokenizer
 from plumbline.data.workspace import CLOSED, new_folder, resumed_folder
 
@@ -100,13 +100,14 @@ def append(
     request = Request(
         sources, before.tokenizer.spec, corpus, fraction, seed, workers, True, shard_bytes, deduplicate, skip_bad
     )
-    identity = _identity(request, before)
+    listed = sources.listed()
+    identity = _identity(request, listed, before)
     if identity in before.request.get("appended", []):
         return Result(corpus, before, None)
-    _check_new(corpus, before, identity, sources)
+    _check_new(corpus, before, identity, listed)
     key = key_of({"to": before.model_dump(), "append": identity})
     with _alone(corpus), resumed_folder(corpus, CORPUS, key) as folder:
-        manifest = finished(folder) or _fill(request, folder, before, identity)
+        manifest = finished(folder) or _fill(request, listed, folder, before, identity)
         if read_manifest(corpus) != before:
             raise ValueError(f"--output {corpus}: was changed meanwhile; run the same command again")
         warn_of_share(manifest, fraction, "prepare all of the text together")
@@ -135,22 +136,22 @@ def _alone(corpus: Path) -> Iterator[None]:
         yield
 
 
-def _identity(request: Request, before: Manifest) -> dict[str, Any]:
+def _identity(request: Request, listed: Listed, before: Manifest) -> dict[str, Any]:
     """Return what shapes the new documents; the tokenizer is the corpus's, whatever its name refers to today."""
-    return {**request.identity(), "tokenizer_sha256": before.tokenizer.sha256}
+    return {**request.identity(listed), "tokenizer_sha256": before.tokenizer.sha256}
 
 
-def _check_new(corpus: Path, before: Manifest, identity: dict[str, Any], sources: Sources) -> None:
+def _check_new(corpus: Path, before: Manifest, identity: dict[str, Any], listed: Listed) -> None:
     """Refuse files that are already in the corpus: unchanged, and read with the same fields."""
     there = set(before.source_files)
-    keys = sources.file_keys()
+    keys = listed.file_keys()
     if known := [path for key, path in keys.items() if key in there]:
         remedy = REPEAT if len(known) == len(keys) else "name the others alone"
         raise ValueError(
-            f"--append {' '.join(sources.specs)}: {corpus} has the text of {len(known):,} of {len(keys):,} files "
+            f"--append {' '.join(identity['source'])}: {corpus} has the text of {len(known):,} of {len(keys):,} files "
             f"already, such as {known[0]}, and it would be there twice: {remedy}"
         )
-    if not sources.are_files:
+    if not listed.are_files:
         return  # a hub dataset is identified by its name only, and may have grown
     read = ("source_fingerprint", "text_key", "text_template")
     for request in (before.request, *before.request.get("appended", [])):
@@ -159,7 +160,7 @@ def _check_new(corpus: Path, before: Manifest, identity: dict[str, Any], sources
             raise ValueError(f"--append {names}: is in {corpus}, and its text would be there twice: {REPEAT}")
 
 
-def _fill(request: Request, folder: Path, before: Manifest, identity: dict[str, Any]) -> Manifest:
+def _fill(request: Request, listed: Listed, folder: Path, before: Manifest, identity: dict[str, Any]) -> Manifest:
     """Fill the folder of a growing corpus, and return its new manifest."""
     rule = before.held_out
     assert rule is not None, "append has asked"
@@ -172,15 +173,16 @@ def _fill(request: Request, folder: Path, before: Manifest, identity: dict[str, 
     first = 1 + max(int((re.findall(r"-(\d+)$", name) or ["0"])[0]) for name in names)
     filled = fill(
         request,
+        listed,
         folder,
         lambda split, shard: f"{split}-{first + shard:05}",
         lambda parts: _held_out_as_before(rule, request.validation_fraction, parts),
     )
-    if _identity(request, before) != identity:
+    if _identity(request, request.sources.listed(), before) != identity:
         raise ValueError(CHANGED)
     _tell_of_one_split(filled, request.validation_fraction)
     _link(corpus / before.folder, folder, {file: file for file in before.files})
-    manifest = _enlarged(before, filled, identity, frequencies, list(request.sources.file_keys()))
+    manifest = _enlarged(before, filled, identity, frequencies, list(listed.file_keys()))
     finish(folder, manifest)
     return manifest
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from plumbline.data.preparation.duplicates import check_mode
-from plumbline.data.sources import Sources
+from plumbline.data.sources import Listed, Sources
 from plumbline.data.tokenizer_making import check_tokenizer, trained_size
 from plumbline.data.tokenizers import TOKENIZER, tokenizer_sha256
 
@@ -62,14 +62,14 @@ class Request:
         """Return the name of a shard's token files without suffixes."""
         return split if self.shard_bytes is None else f"{split}-{shard:05}"
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self, listed: Listed) -> dict[str, Any]:
         """Return everything that shapes the corpus, such as the content of the files, but not the number of workers.
 
         Newer options appear only if they are used, so that existing corpora keep their identity.
         """
         identity = {
             "source": self.sources.names,
-            "source_fingerprint": self.sources.fingerprint(),
+            "source_fingerprint": listed.fingerprint(),
             **self.sources.reading.options(),
             **tokenizer_identity(self.tokenizer),
             "validation_fraction": self.validation_fraction,

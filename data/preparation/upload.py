@@ -54,7 +54,7 @@ def prepare_at(url: str, request: Request, staging: Path) -> Result:
     folder = staging / f".{name}.{xxhash.xxh3_64_hexdigest(url.encode())[:8]}.upload"
     if there is not None and not request.overwrite:
         request.check()
-        check_same(url, there.request, request.identity())
+        check_same(url, there.request, request.identity(request.sources.listed()))
         if folder.is_dir():  # left by an interrupted upload to the same URL
             remote.remove_all_but(there)
             shutil.rmtree(folder)
@@ -83,7 +83,8 @@ def prepare_at(url: str, request: Request, staging: Path) -> Result:
 
 def _prepared(request: Request, output: Path) -> Result:
     """Make the corpus locally, unless an earlier command did; a different one that it left is replaced."""
-    stale = (output / MANIFEST).is_file() and read_manifest(output).request != request.identity()
+    listed = request.sources.listed()
+    stale = (output / MANIFEST).is_file() and read_manifest(output).request != request.identity(listed)
     return prepare(replace(request, output=output, overwrite=stale))
 
 

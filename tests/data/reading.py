@@ -17,7 +17,7 @@ def read(
     sources = Sources(tuple(map(str, specs)), Reading(text_key, separator, template))
     skipped: Counter[str] = Counter()
     texts = []
-    for unit in sources.units():
+    for unit in sources.listed().units():
         for record in read_records(sources.reading, unit):
             if record.reason is not None:
                 skipped[record.reason] += 1

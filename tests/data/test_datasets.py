@@ -45,7 +45,7 @@ def test_what_a_saved_dataset_has_not_is_refused(tmp_path: Path) -> None:
 def test_a_dataset_of_several_files_is_several_units_in_order(tmp_path: Path) -> None:
     for number in range(3):
         (tmp_path / f"train-{number}.jsonl").write_bytes(json_lines(*(f"{number} {text}" for text in TEXTS)))
-    assert len(list(Sources((f"hf:{tmp_path}",)).units())) == 3
+    assert len(list(Sources((f"hf:{tmp_path}",)).listed().units())) == 3
     assert read(f"hf:{tmp_path}")[0] == [f"{number} {text}" for number in range(3) for text in TEXTS]
 
 
@@ -87,7 +87,7 @@ def test_an_error_of_datasets_alone_is_named(tmp_path: Path, monkeypatch: pytest
     error = datasets.exceptions.ManualDownloadError("by hand")
     monkeypatch.setattr("datasets.load_dataset", Mock(side_effect=error))
     with pytest.raises(ValueError, match=r"source hf:.*: datasets cannot load it: by hand"):
-        list(Sources((f"hf:{tmp_path}",)).units())
+        list(Sources((f"hf:{tmp_path}",)).listed().units())
 
 
 def test_a_dataset_that_cannot_be_reached_is_no_mistake_of_the_request(
@@ -99,7 +99,7 @@ def test_a_dataset_that_cannot_be_reached_is_no_mistake_of_the_request(
     for error in (ConnectionError("timed out"), ReadTimeoutError("timed out")):
         monkeypatch.setattr("datasets.load_dataset", Mock(side_effect=error))
         with pytest.raises(OSError, match=r"source hf:.*: datasets cannot load it: timed out; see to the network"):
-            list(Sources((f"hf:{tmp_path}",)).units())
+            list(Sources((f"hf:{tmp_path}",)).listed().units())
     monkeypatch.setattr("plumbline.data.inputs.dataset.is_reachable", lambda: False)
     with pytest.raises(OSError, match="source hf:some/text: the hub cannot be reached; give files"):
-        list(Sources(("hf:some/text",)).units())
+        list(Sources(("hf:some/text",)).listed().units())

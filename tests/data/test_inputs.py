@@ -38,7 +38,7 @@ def test_a_table_that_has_a_row_is_no_text_any_more(tmp_path: Path, monkeypatch:
     (tmp_path / "a.csv").write_text("text,year\none,1\ntwo,2\n")
     monkeypatch.setattr(formats, "FORMATS", (*formats.FORMATS, Format(read_table, (".csv",))))
     assert read(tmp_path / "a.csv")[0] == read(tmp_path)[0] == ["one", "two"]
-    assert not list(Sources((str(tmp_path),)).warnings())
+    assert not list(Sources((str(tmp_path),)).listed().warnings())
 
 
 def test_a_class_in_the_table_is_a_kind_of_source(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,6 +57,6 @@ def test_a_class_in_the_table_is_a_kind_of_source(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(kinds, "KINDS", (Counted, *kinds.KINDS))
     assert read("count:2")[0] == ["row 0", "row 1"]
-    assert not list(Sources(("count:2",)).warnings())
+    assert not list(Sources(("count:2",)).listed().warnings())
     with pytest.raises(ValueError, match="both name count:2"):
-        Sources(("count:2", "count:3", "count:2")).fingerprint()
+        Sources(("count:2", "count:3", "count:2")).listed().fingerprint()

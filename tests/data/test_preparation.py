@@ -364,7 +364,7 @@ def test_a_line_that_no_memory_holds_is_a_bad_record(
     ) as file:
         file.write(b"\n".join(lines))
     sources = Sources((str(tmp_path),))
-    (unit,) = sources.units()
+    (unit,) = sources.listed().units()
     taken, refused = read_records(sources.reading, unit)
     assert taken.text == "x" * 87
     assert (refused.reason, refused.text) == ("line too long", None)

@@ -3,11 +3,14 @@
 import codecs
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from plumbline.data.corpus import open_corpus, read_manifest
+from plumbline.data.inputs import folder as folders
+from plumbline.data.inputs.files import contents_of
 from plumbline.data.inputs.folder import Folder
 from plumbline.data.inputs.reading import Reading
 from plumbline.data.inputs.records import read_records
@@ -17,7 +20,8 @@ from plumbline.data.sources import Sources
 
 def texts_of(path: Path, separator: str | None = None) -> list[str]:
     sources = Sources((str(path),), Reading(document_separator=separator))
-    return [record.text for unit in sources.units() for record in read_records(sources.reading, unit) if record.text]
+    units = sources.listed().units()
+    return [record.text for unit in units for record in read_records(sources.reading, unit) if record.text]
 
 
 def write_rows(path: Path, count: int = 200) -> None:
@@ -29,20 +33,20 @@ def test_a_corpus_in_a_folder_is_no_text(tmp_path: Path, caplog: pytest.LogCaptu
     (tmp_path / "a.txt").write_text("a text\n" * 50)
     prepare(Request(Sources((str(tmp_path),)), "byte", tmp_path / "corpora" / "c", 0.1))
     assert texts_of(tmp_path) == ["a text\n" * 50]
-    assert any("prepared already are left out" in line for line in Sources((str(tmp_path),)).warnings())
+    assert any("prepared already are left out" in line for line in Sources((str(tmp_path),)).listed().warnings())
     with pytest.raises(ValueError, match="is a corpus already"):
-        Sources((str(tmp_path / "corpora" / "c"),)).fingerprint()
+        Sources((str(tmp_path / "corpora" / "c"),)).listed().fingerprint()
 
 
 def test_texts_beside_rows_are_said(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"text": f"row {n}"}) + "\n" for n in range(50)))
-    assert list(Sources((str(tmp_path),)).warnings()) == []
+    assert list(Sources((str(tmp_path),)).listed().warnings()) == []
     (tmp_path / "README.md").write_text("# Dataset card\n")
-    (warning,) = Sources((str(tmp_path),)).warnings()
+    (warning,) = Sources((str(tmp_path),)).listed().warnings()
     assert "read as one text each" in warning
     assert "README.md" in warning
     (tmp_path / "code.py").write_text("pass\n" * 1000)  # then the rows may be what is beside
-    assert list(Sources((str(tmp_path),)).warnings()) == []
+    assert list(Sources((str(tmp_path),)).listed().warnings()) == []
 
 
 @pytest.mark.parametrize("size", [100, 5 << 20])
@@ -115,17 +119,32 @@ def test_a_corpus_of_files_whose_names_are_not_utf8_opens(tmp_path: Path, caplog
     assert read_manifest(tmp_path / "c") == manifest
     assert manifest.request["source"] == list(manifest.sources) == [f"{tmp_path}/caf\\udce9"]
     assert manifest.bad_records[0].startswith(f"{tmp_path}/caf\\udce9/\\udcfc.txt: 'utf-8' codec")
-    (warning,) = request.sources.warnings()
+    (warning,) = request.sources.listed().warnings()
     assert f"such as {tmp_path}/caf\\udce9/\\udcfc.txt" in warning
     assert caplog.text.encode(), "whatever is logged can be written"
     assert prepare(request).seconds is None
+
+
+def test_a_folder_is_listed_before_it_is_read_and_after(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    listed: list[Path] = []
+
+    def noted(below: Path) -> Iterator[Path]:
+        listed.append(below)
+        return contents_of(below)
+
+    (tmp_path / "texts" / "deep").mkdir(parents=True)
+    for number in range(9):
+        (tmp_path / "texts" / "deep" / f"{number}.txt").write_text(f"text {number}, of nine")
+    monkeypatch.setattr(folders, "contents_of", noted)
+    prepare(Request(Sources((str(tmp_path / "texts"),)), "byte", tmp_path / "c", 0.3))
+    assert listed == [tmp_path / "texts"] * 2
 
 
 def test_an_empty_name_is_not_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.txt").write_text("a text")
     monkeypatch.chdir(tmp_path)
     sources = Sources(("",))
-    for ask in (sources.fingerprint, sources.file_keys, lambda: list(sources.units())):
+    for ask in (sources.listed().fingerprint, sources.listed().file_keys, lambda: list(sources.listed().units())):
         with pytest.raises(ValueError, match="source : no file matches; give a file, a folder, a glob"):
             ask()
 
@@ -146,10 +165,10 @@ def test_a_file_that_links_name_again_is_read_once(tmp_path: Path) -> None:
     ):
         sources = Sources((str(spec),))
         assert texts_of(spec) == rows
-        (warning,) = sources.warnings()
+        (warning,) = sources.listed().warnings()
         assert f"files that links name again are read once ({count}, such as " in warning
         assert example in warning
-        assert sources.fingerprint()
+        assert sources.listed().fingerprint()
     write_rows(tmp_path / "rows" / "a.jsonl")
     (tmp_path / "also").symlink_to(tmp_path / "rows")
     assert len(texts_of(tmp_path / "*" / "a.jsonl")) == 200
@@ -163,7 +182,7 @@ def test_rows_are_not_read_as_one_text(tmp_path: Path, name: str) -> None:
         with pytest.raises(ValueError, match=rf"{name}: lines that are JSON objects, .*: give it a name that ends in"):
             texts_of(spec)
     assert len(texts_of(tmp_path)) == 2, "in a folder of text it is text"
-    (warning,) = Sources((str(tmp_path),)).warnings()
+    (warning,) = Sources((str(tmp_path),)).listed().warnings()
     assert f"JSON objects are read as one text each: name them .jsonl (1, such as {tmp_path}/{name})" in warning
 
 

@@ -88,7 +88,7 @@ def test_any_other_json_is_a_document(tmp_path: Path, text: str) -> None:
 def test_a_name_that_is_not_utf8_is_read(tmp_path: Path) -> None:
     for ending in ("txt", "jsonl"):
         (tmp_path / os.fsdecode(f"caf\xe9.{ending}".encode("latin-1"))).write_bytes(json_lines(*TEXTS))
-    assert Sources((str(tmp_path),)).fingerprint()
+    assert Sources((str(tmp_path),)).listed().fingerprint()
     assert read(tmp_path)[0] == [*TEXTS, json_lines(*TEXTS).decode()]
 
 
@@ -265,24 +265,24 @@ def test_damaged_files_are_named(tmp_path: Path) -> None:
 )
 def test_a_source_that_matches_nothing_is_refused(spec: str, remedy: str) -> None:
     with pytest.raises(ValueError, match=f"no file matches; {remedy}"):
-        Sources((spec,)).fingerprint()
+        Sources((spec,)).listed().fingerprint()
 
 
 def test_fingerprint_notices_changed_and_new_files(folder: Path) -> None:
     sources = Sources((str(folder),))
-    before = sources.fingerprint()
-    assert sources.fingerprint() == before
+    before = sources.listed().fingerprint()
+    assert sources.listed().fingerprint() == before
     (folder / "a.txt").write_text("changed")
-    changed = sources.fingerprint()
+    changed = sources.listed().fingerprint()
     (folder / "new.txt").write_text("new")
-    grown = sources.fingerprint()
+    grown = sources.listed().fingerprint()
     os.utime(folder / "new.txt", ns=(0, 0))  # written again, to the same size
-    assert len({before, changed, grown, sources.fingerprint()}) == 4
+    assert len({before, changed, grown, sources.listed().fingerprint()}) == 4
 
 
 def test_the_standard_library_is_there() -> None:
     sources = Sources(("stdlib",))
-    unit = next(sources.units())
+    unit = next(sources.listed().units())
     first = [record.text for record, _ in zip(read_records(sources.reading, unit), range(200), strict=False)]
     assert any("def " in (text or "") for text in first)
     assert first == [record.text for record, _ in zip(read_records(sources.reading, unit), range(200), strict=False)]
@@ -293,25 +293,25 @@ def test_a_table_is_not_read_as_one_text(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("one")
     for spec in (tmp_path / "rows.csv", tmp_path / "*"):
         with pytest.raises(ValueError, match=r"rows\.csv: a table, which would be read as one text"):
-            list(Sources((str(spec),)).units())
-    assert len(list(Sources((str(tmp_path),)).units())) == 1, "in a folder of text it is text"
+            list(Sources((str(spec),)).listed().units())
+    assert len(list(Sources((str(tmp_path),)).listed().units())) == 1, "in a folder of text it is text"
 
 
 @pytest.mark.parametrize("name", ["a.txt.gz", "a.jsonl.bz2", "a.zip", "a.tar.zst", "a.JSONL.XZ"])
 def test_what_is_packed_otherwise_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"\x1f\x8b")
     with pytest.raises(ValueError, match=rf"{name}: is packed, and of such files .*\.jsonl\.gz.* are read: unpack it"):
-        list(Sources((str(tmp_path / "*"),)).units())
+        list(Sources((str(tmp_path / "*"),)).listed().units())
 
 
 def test_what_a_folder_holds_beside_text_is_told_with_counts(folder: Path) -> None:
-    assert list(Sources((str(folder), str(folder / "a.txt"), "stdlib")).warnings()) == []
+    assert list(Sources((str(folder), str(folder / "a.txt"), "stdlib")).listed().warnings()) == []
     for name in ("b/rows.csv", "b/rows.jsonl.bz2", "b/z.tar"):
         (folder / name).write_text("a,b")
     (folder / "array.json").write_text('[{"text": "one"}]')
     (folder / "elsewhere").symlink_to(folder / "b")
     (folder / "broken").symlink_to(folder / "nothing")
-    (warning,) = Sources((str(folder),)).warnings()
+    (warning,) = Sources((str(folder),)).listed().warnings()
     assert warning.startswith(f"source {folder}: links to folders or to nothing are not followed: name their targets")
     assert f"(2, such as {folder}/broken); packed files are left out: unpack them (2, such as {folder}/b/ro" in warning
     assert (
@@ -327,13 +327,13 @@ def test_a_folder_of_links_alone_says_why_nothing_is_read(tmp_path: Path, folder
     with pytest.raises(
         ValueError, match=r"no file matches \(links to folders .* \(1, such as .*links/b\)\); give a file"
     ):
-        Sources((str(folder / "links"),)).fingerprint()
+        Sources((str(folder / "links"),)).listed().fingerprint()
 
 
 def test_a_folder_that_a_glob_matches_is_refused_unless_it_goes_down(folder: Path) -> None:
     (folder / "nothing").mkdir()
     with pytest.raises(ValueError, match=r"source .*\*: matches .*/b, a folder, and none of the files in it: name"):
-        Sources((f"{folder}/*",)).fingerprint()
+        Sources((f"{folder}/*",)).listed().fingerprint()
     assert read(f"{folder}/b/deep/*", f"{folder}/*.txt")[0] == [TEXTS[2], TEXTS[0]]
     assert read(f"{folder}/b/**/*.*")[0][:1] == ["not wanted"], "a glob says itself what is wanted"
 
@@ -348,5 +348,5 @@ def test_a_text_that_two_sources_name_is_refused(folder: Path) -> None:
         with pytest.raises(
             ValueError, match=r"source .*: both name .*, whose text would be there twice: leave one out"
         ):
-            Sources(specs).fingerprint()
-    assert Sources((f"{folder}/a.txt", f"{folder}/b", "hf:x", "hf:x::test")).fingerprint()
+            Sources(specs).listed().fingerprint()
+    assert Sources((f"{folder}/a.txt", f"{folder}/b", "hf:x", "hf:x::test")).listed().fingerprint()
