@@ -122,7 +122,7 @@ class ComparisonConfig(BaseModel, extra="forbid", frozen=True, strict=True):
     did."""
     against: list[str] = []
     """Labels of `variants`. For each, a further table has all others less this one, paired by seed, each at its best
-    point, with Student's t intervals."""
+    point, with Student's t intervals. In the column of `by`, variants that do not think count without thoughts."""
 
     @model_validator(mode="after")
     def _solves_something(self) -> "ComparisonConfig":
@@ -175,7 +175,7 @@ def summarize(settings: ComparisonConfig, results: Sequence[Result]) -> Comparis
             table: _subtracted(
                 _ranked({name: _variant(points, settings) for name, points in variants.items()}, settings.by),
                 variants,
-                settings.against,
+                settings,
             )
             for table, variants in tables.items()
         },
@@ -239,20 +239,26 @@ def _ranked(variants: dict[str, Variant], by: Merit) -> dict[str, Variant]:
 
 
 def _subtracted(
-    variants: dict[str, Variant], cells: dict[str, dict[str, list[Result]]], against: Sequence[str]
+    variants: dict[str, Variant], cells: dict[str, dict[str, list[Result]]], settings: ComparisonConfig
 ) -> dict[str, Variant]:
     """Return the variants, each with its differences from those of `against`, where both have a best point."""
-    at_best: dict[str, OfSeeds] = {
-        name: {key: _of_seeds(key, cells[name][variant.best]) for key in SUBTRACTED}
+    at_best = {
+        name: _subtractable(cells[name][variant.best], settings.by)
         for name, variant in variants.items()
         if variant.best is not None
     }
-    others = {other: at_best[other] for other in against if other in at_best}
+    others = {other: at_best[other] for other in settings.against if other in at_best}
     less = {
         name: {other: differences(of_seeds, at) for other, at in others.items() if other != name}
         for name, of_seeds in at_best.items()
     }
     return {name: replace(variant, less=less.get(name, {})) for name, variant in variants.items()}
+
+
+def _subtractable(cells: Sequence[Result], by: Merit) -> OfSeeds:
+    """Return each of SUBTRACTED by seed; `by` as it ranks, so that thoughts are set against what does not think."""
+    found = {key: _of_seeds(key, cells) for key in SUBTRACTED}
+    return found | {by: next(filter(None, (found[key] for key in MERITS[by])), {})}
 
 
 def _merit(point: Point, by: Merit) -> tuple[float, float]:

@@ -168,6 +168,23 @@ def test_differences_are_a_table_that_tells_of_a_choice_made_on_its_seeds() -> N
     assert head == "less b, paired by seed, with 95 % intervals by Student's t", "nothing was chosen"
 
 
+def test_thoughts_are_subtracted_from_what_does_not_think() -> None:
+    def of(block: str, seed: int, right: float, thinking: float | None) -> Result:
+        outcome = RunOutcome(loss=1.0, exact_match=right, thinking_exact_match=thinking)
+        return make_result({"block": block}, seed, outcome)
+
+    results = [
+        *(of("thinks", seed, 0.0, right) for seed, right in ((1, 0.9), (2, 1.0))),
+        *(of("deep", seed, right, None) for seed, right in ((1, 0.8), (2, 0.7))),
+        *(of("plain", seed, right, None) for seed, right in ((1, 0.6), (2, 0.4))),
+    ]
+    settings = ComparisonConfig(variants="block", by="thinking_exact_match", against=["plain"])
+    found = summarize(settings, results).tables["all"]
+    assert found["thinks"].less["plain"]["thinking_exact_match"].mean == pytest.approx(0.45)
+    assert found["deep"].less["plain"]["thinking_exact_match"].mean == pytest.approx(0.25)
+    assert found["thinks"].less["plain"]["exact_match"].mean == pytest.approx(-0.5)
+
+
 def test_only_a_label_of_the_compared_axis_can_be_subtracted() -> None:
     message = "against = 'e': block has no such label, only 'a', 'b', 'c', 'd'"
     with pytest.raises(ValueError, match=message):
