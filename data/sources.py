@@ -42,7 +42,7 @@ class Sources:
         return list(map(printable, self.specs))
 
     def listed(self) -> "Listed":
-        """Return the sources with the files that they have now."""
+        """Return the sources, to be listed anew."""
         return Listed(tuple(source_of(spec, self.reading) for spec in self.specs))
 
     def reading_as(self, request: Mapping[str, Any]) -> "Sources":
@@ -62,7 +62,7 @@ class Sources:
 
 @dataclass(frozen=True)
 class Listed:
-    """Hold sources that list their files once: what is asked of them is of the same files, whatever is added later."""
+    """Hold sources whose local files are listed once, when they are first asked for, and not again."""
 
     sources: tuple[Source, ...]
 

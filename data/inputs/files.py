@@ -20,7 +20,7 @@ LEFT_OUT = ("site-packages", "dist-packages", "__pycache__")
 
 
 class Files(Source):
-    """Read local files, each once; a kind of source says which."""
+    """Read local files, each once, listed when they are first asked for; a kind of source says which."""
 
     is_files = True
 
@@ -109,7 +109,7 @@ def again_in(paths: list[Path]) -> dict[Path, Path]:
 
 
 def real_names(paths: Iterable[Path]) -> dict[Path, str]:
-    """Return each path with the name that it has without links; each folder is looked up once."""
+    """Return each path with its name without links; each folder is looked up once."""
     real_folder = lru_cache(maxsize=None)(os.path.realpath)
     return {
         path: os.path.realpath(path) if path.is_symlink() else os.path.join(real_folder(path.parent), path.name)  # noqa: PTH118

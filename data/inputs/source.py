@@ -15,7 +15,7 @@ KNOWN = "a file, a folder, a glob, hf:NAME or stdlib"
 
 @dataclass(frozen=True)
 class Source(ABC):
-    """Read the text that one argument of --source names; its files are listed once, when they are first asked for."""
+    """Read the text that one argument of --source names."""
 
     spec: str
     """The argument."""
