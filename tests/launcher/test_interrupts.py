@@ -43,6 +43,14 @@ def main():
         raise KeyError("an error of its own")
 cli.run(main, 'interrupted; tidy')
 """
+TAKEN_FOR_A_FAULT = """
+def main():
+    try:
+        ready(); time.sleep(1000)
+    except KeyboardInterrupt:
+        return fault
+cli.run(main, 'interrupted; tidy')
+"""
 IN_TIDYING = """
 def main():
     try:
@@ -131,6 +139,8 @@ def press_until_it_ends(process: subprocess.Popen[str]) -> None:
         (IN_IMPORTS, 1, INTERRUPTED, "error: interrupted\n"),
         (IN_WORK, 1, INTERRUPTED, "error: interrupted; tidy\n"),
         (IN_A_LIBRARY, 1, INTERRUPTED, "error: interrupted; tidy\n"),
+        ("fault = 2\n" + TAKEN_FOR_A_FAULT, 1, INTERRUPTED, "error: interrupted; tidy\n"),
+        ("fault = 0\n" + TAKEN_FOR_A_FAULT, 1, 0, ""),  # all is done: the interrupt came too late
         (IN_TIDYING, 2, INTERRUPTED, "error: interrupted\n"),
         (ANSWERED, 3, 7, ""),
         (BEHIND_WORK, 1, -signal.SIGINT, ""),

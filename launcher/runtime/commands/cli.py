@@ -138,6 +138,8 @@ def code_of(command: Callable[[], int | None], interrupted: str = "interrupted")
         with interrupts().tidily():
             code = command() or 0
             print(end="", flush=True)
+            if code and interrupts().is_raised:  # what the command took for a fault was the interrupt, as below
+                raise KeyboardInterrupt
             return code
     except (KeyboardInterrupt, Exception) as error:
         # OmegaConf may raise an error of its own in place of the interrupt
