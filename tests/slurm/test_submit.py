@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -214,3 +215,30 @@ def test_a_second_job_of_a_run_waits_for_the_first(run_submit: Submit, config: P
         on_cluster.run("scancel", first["JobId"], second["JobId"])
     finally:
         on_cluster.run("scontrol", "update", "PartitionName=main", "State=UP")
+
+
+def test_a_job_above_the_limits_of_its_partition_is_a_warning(
+    run_submit: Submit, config: Path, on_cluster: Cluster
+) -> None:
+    """Slurm takes it, and lets it wait for ever."""
+    on_cluster.run("scontrol", "create", "PartitionName=short", "Nodes=ALL", "MaxTime=60", "MaxNodes=1", "State=UP")
+    try:
+        for words, asked in (
+            ("short --time 90", "01:30:00 on 1"),
+            ("short --time 60 --nodes 2", "01:00:00 on 2"),
+            ("short --time 60", None),
+            ("short,main --time 90 --nodes 2", None),
+        ):
+            command = ("--config", config, "--tasks-per-node", "1", "--partition", *words.split())
+            printed = run_submit(*command, streams=True)
+            (job,) = re.findall(r"scancel (\d+)$", printed, re.MULTILINE)
+            on_cluster.run("scancel", job)
+            on_cluster.wait_end(job)  # else the next job waits for this one
+            told = (
+                rf"job {job} will not start, Partition\w+: it asks for {asked} node\(s\); partition short has MaxTime "
+            )
+            told += f"01:00:00, MaxNodes 1, TotalNodes 2; scancel {job}, then submit with another --time,"
+            assert ("will not start" in printed) == (asked is not None), printed
+            assert asked is None or re.search(told, printed), printed
+    finally:
+        on_cluster.run("scontrol", "delete", "PartitionName=short")

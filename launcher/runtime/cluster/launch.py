@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from plumbline.launcher.runtime.cluster.nodes import job_fields, own_job
+from plumbline.launcher.runtime.cluster.nodes import fields_of, own_job
 
 ASK_SECONDS = 10.0  # a controller that is busy for longer must not delay a start
 
@@ -49,7 +49,7 @@ def job_times() -> JobTimes | None:
     if job is None or os.environ.get("SLURM_STEP_ID") != "0":
         return None
     try:
-        fields = job_fields(job, ASK_SECONDS)
+        fields = fields_of("job", job, ASK_SECONDS)
         times = [datetime.fromisoformat(fields[name]).timestamp() for name in ("SubmitTime", "StartTime")]
     except (OSError, ValueError, KeyError, subprocess.TimeoutExpired):  # no scontrol, no answer, another format
         return None

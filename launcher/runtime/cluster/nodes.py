@@ -75,7 +75,7 @@ def first_address(nodes: str) -> str:
     """
     first = names_in(nodes)[0]
     try:
-        return read_fields(_scontrol("--oneliner", "show", "node", first))["NodeAddr"]
+        return fields_of("node", first)["NodeAddr"]
     except (ValueError, KeyError):
         return first
 
@@ -97,7 +97,7 @@ def own_job() -> str | None:
 
 def read_job(job_id: str) -> Job:
     """Return a job from the controller. Raises ValueError with Slurm's message if it does not answer."""
-    fields = job_fields(job_id)
+    fields = fields_of("job", job_id)
     return Job(
         job_id,
         fields["JobId"],
@@ -122,14 +122,14 @@ def _is_preempted(fields: Mapping[str, str]) -> bool:
     return preempted >= started
 
 
-def job_fields(job_id: str, patience: float | None = None) -> dict[str, str]:
-    """Return all fields of a job from the controller, by Slurm's names.
+def fields_of(kind: str, name: str, patience: float | None = None) -> dict[str, str]:
+    """Return all fields of a job, node, partition or reservation from the controller, by Slurm's names.
 
     Raises:
         ValueError: it does not answer; with Slurm's message.
         subprocess.TimeoutExpired: it has not answered within `patience` seconds.
     """
-    return read_fields(_scontrol("--oneliner", "show", "job", job_id, patience=patience))
+    return read_fields(_scontrol("--oneliner", "show", kind, name, patience=patience))
 
 
 def may_go_on(job: Job) -> bool:
@@ -209,7 +209,7 @@ def _reserved(job: Job) -> set[str] | None:
     found: set[str] = set()
     for name in job.reservation.split(","):
         with suppress(ValueError):  # it has ended, or is not visible to us
-            found |= {*names_in(read_fields(_scontrol("--oneliner", "show", "reservation", name)).get("Nodes", ""))}
+            found |= {*names_in(fields_of("reservation", name).get("Nodes", ""))}
     return found
 
 

@@ -11,7 +11,9 @@ from pathlib import Path
 
 from plumbline.launcher.runtime.cluster.attempts import TALLY
 from plumbline.launcher.runtime.cluster.deadline import NOTICE
+from plumbline.launcher.runtime.cluster.slurm_queue import why_never
 from plumbline.launcher.runtime.system.installation import ROOT
+from plumbline.launcher.runtime.system.log import LOG
 
 OURS = f"PLUMBLINE_ROOT,{NOTICE},PLUMBLINE_PYTHON"
 """Variables by which a script of `write_script` passes locations to a job."""
@@ -171,7 +173,7 @@ def require_sbatch(dry_run: bool) -> None:
 
 
 def submit(script: Path) -> list[str]:
-    """Run a script of `write_script` and return the job ids.
+    """Run a script of `write_script` and return the job ids; warn if the first job will never start.
 
     Raises:
         ValueError: Slurm did not accept the job, or not all of a chain, with sbatch's message; or sbatch named no job.
@@ -186,6 +188,11 @@ def submit(script: Path) -> list[str]:
     if not jobs:
         raise ValueError(
             f"{script}: sbatch named no job; whether there is one, squeue --me says: {done.stdout.strip()[:200]!r}"
+        )
+    if (reason := why_never(jobs[0])) is not None:
+        LOG.warning(
+            f"job {jobs[0]} will not start, {reason}; scancel {' '.join(jobs)}, then submit with another --time, "
+            "--nodes, --partition or --qos"
         )
     return jobs
 

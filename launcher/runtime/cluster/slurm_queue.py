@@ -1,10 +1,14 @@
-"""List this user's jobs in Slurm's queue, if there is one."""
+"""List this user's jobs in Slurm's queue, if there is one, and tell which of them waits for ever."""
 
 import subprocess
 from dataclasses import dataclass
 from datetime import datetime
 
+from plumbline.launcher.runtime.cluster.nodes import fields_of
+
 ASK_SECONDS = 10.0
+PARTITION_LIMITS = ("PartitionConfig", "PartitionTimeLimit", "PartitionNodeLimit")
+"""Reasons of a job above a limit of its partition: the first at once, the others once Slurm has tried to start it."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,26 @@ def queued_jobs() -> list[QueuedJob]:
             number, state, start, reason, name = line.split("|", 4)
             found.append(QueuedJob(number, None if state == "PENDING" else _as_time(start), reason, name))
     return found
+
+
+def why_never(job_id: str) -> str | None:
+    """Return why a job that Slurm has taken will never start, or None if it may: which limit of one job it is above.
+
+    Unless a site sets EnforcePartLimits, Slurm takes such a job and lets it wait.
+    """
+    try:
+        job = fields_of("job", job_id, ASK_SECONDS)
+        reason, partition = job["Reason"], job["Partition"]
+        if reason not in PARTITION_LIMITS and "PerJob" not in reason:  # of an account or a QOS
+            return None
+        if "," in partition:  # the reason may be that of one partition, which leaves the others
+            return None
+        asked = f"it asks for {job['TimeLimit']} on {job['NumNodes'].partition('-')[0]} node(s)"
+        limits = fields_of("partition", partition, ASK_SECONDS)
+        most = ", ".join(f"{name} {limits[name]}" for name in ("MaxTime", "MaxNodes", "TotalNodes"))
+    except (OSError, ValueError, KeyError, subprocess.TimeoutExpired):  # no scontrol, no answer, another format
+        return None
+    return f"{reason}: {asked}; partition {partition} has {most}"
 
 
 def _as_time(text: str) -> float:
