@@ -25,7 +25,7 @@ from typing import BinaryIO
 
 from pydantic import BaseModel, PositiveInt
 
-from plumbline.data.disk import AWAY
+from plumbline.data.disk import AWAY, FULL
 from plumbline.data.locks import same_file, wait_for
 from plumbline.data.paths import HomePath, user_cache
 from plumbline.data.remote.fetch import TRIES, RemoteError, download
@@ -218,7 +218,7 @@ class Cache:
             file.flush()
             os.fsync(file.fileno())
         except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            if error.errno not in FULL:
                 raise
             raise RemoteError(
                 f"{self.folder}: no space left on the device for {piece}; free some, lower data.cache.max_bytes "

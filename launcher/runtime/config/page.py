@@ -7,6 +7,7 @@ from itertools import groupby
 from typing import Any
 
 from plumbline.launcher.runtime.config.errors import DISCRIMINATORS
+from plumbline.launcher.runtime.config.identity import MARKS, mark_of
 from plumbline.launcher.runtime.config.keys import LEFT_OUT, Node, described
 from plumbline.launcher.runtime.config.synonyms import SYNONYMS, WITHOUT_KEY
 
@@ -21,8 +22,11 @@ overrides values of another file, whose path is relative to it. `section.key=val
 Sections are merged key by key, lists are replaced whole, and `SECTION: null` (`SECTION=null`) removes a section.
 `${section.key}` inserts the value of another key. An unknown key, a wrong type or an invalid value is an error, and all
 errors are reported at once. `python launcher/pretrain.py --config FILE --print-config` prints the resulting
-configuration, and the run folder keeps it as `config.yaml`. A table in [runs.md](runs.md#resuming) says which values
-may change when a run resumes, and what a change does.
+configuration, and the run folder keeps it as `config.yaml`.
+
+The column *when resuming* says what another value does to a run that goes on from a checkpoint: it is *refused*, it
+*holds from there on*, or it is *free* and decides nothing of what is trained. [runs.md](runs.md#resuming) has the
+further rules: how the mixture in `data.train` may change after all, and what a longer run does to the schedule.
 
 An editor with a YAML language server (VS Code's YAML extension, `yaml-language-server`) completes keys, shows their
 descriptions and marks wrong ones, using `configs/schema.json`, which is generated from the same schema. A file in
@@ -52,7 +56,8 @@ def page() -> str:
     lines = [HEAD]
     for section, node in schema["properties"].items():
         for path, names in places(section, node, keys, headings):
-            lines += [f"{'###' if '.' in path else '##'} {path}", "", *tables([keys[name] for name in names], headings)]
+            heading = f"{'###' if '.' in path else '##'} {path}"
+            lines += [heading, "", *tables(path, [keys[name] for name in names], headings)]
     return "\n".join([*lines, *elsewhere()]).rstrip() + "\n"
 
 
@@ -83,8 +88,8 @@ def places(path: str, node: Node, keys: dict[str, Node], headings: dict[str, str
     return found
 
 
-def tables(kinds: Sequence[Node], headings: dict[str, str]) -> Iterator[str]:
-    """Yield the lines on the keys of a section, one kind of keys after the other."""
+def tables(path: str, kinds: Sequence[Node], headings: dict[str, str]) -> Iterator[str]:
+    """Yield the lines on the keys of a section or of a value in one, one kind of keys after the other."""
     for keys in kinds:
         properties = keys["properties"]
         if len(kinds) > 1:
@@ -93,12 +98,19 @@ def tables(kinds: Sequence[Node], headings: dict[str, str]) -> Iterator[str]:
             yield ""
         yield keys["description"]
         yield ""
-        yield "| key | type | default | meaning |"
-        yield "|---|---|---|---|"
+        yield "| key | type | default | when resuming | meaning |"
+        yield "|---|---|---|---|---|"
         for key, value in properties.items():
-            cells = (f"`{key}`", kind_of(value, headings), default_of(key, keys), value["description"])
+            resumed = when_resuming(f"{path}.{key}")
+            cells = (f"`{key}`", kind_of(value, headings), default_of(key, keys), resumed, value["description"])
             yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
         yield ""
+
+
+def when_resuming(path: str) -> str:
+    """Return what another value of a key, or of a value in one, does to a run that resumes."""
+    section, key = path.replace("[]", "").split(".")[:2]
+    return MARKS[mark_of(section, key)][0].partition(":")[0]
 
 
 def default_of(key: str, keys: Node) -> str:
