@@ -89,7 +89,7 @@ def verify(arguments: argparse.Namespace, record: RunRecord, world: World) -> in
         process_group.leave()
     found = Verification(record, contradictions(record), verdicts, left_out)
     if world.is_main and arguments.json:
-        cli.print_json(verify_facts(found, wanted))
+        cli.print_json(verify_facts(found))
     elif world.is_main:
         print("\n".join(verify_lines(found, wanted)))
     return 0 if found.first is None else DIFFERS

@@ -61,8 +61,8 @@ class ObjectiveSettings(BaseModel, extra="forbid", frozen=True, strict=True, all
     """
 
     is_plain: ClassVar[bool] = False
-    """Whether it is the ordinary objective, of which there is one: reports do not mention it, its memory is estimated
-    from fewer blocks, and a replay may take place on other ranks, since it draws nothing."""
+    """Whether it is the ordinary objective, of which there is one: reports do not mention it, and its memory is
+    estimated from fewer blocks."""
     needs_slots: ClassVar[bool] = True
     """Whether it runs blocks on more than the text, which attention must support (`Attention.serves_slots`)."""
     reuses_blocks: ClassVar[bool] = True

@@ -141,6 +141,17 @@ def test_what_any_ranks_write_is_verified_to_the_last_bit_on_others(
         assert all(its["tolerance"] is None and its["steps"] == 4 for its in found["windows"])
 
 
+def test_anchors_are_the_same_on_another_number_of_ranks(
+    run_pretrain: Pretrain, tiny_config: Path, verify: Verify
+) -> None:
+    thoughts = ["objective.name=latent_lookahead", "objective.anchor_policy=random", "objective.anchors=2"]
+    trained = run_pretrain(tiny_config, "thinks", [*SETTINGS, "model.dropout=0.0", "train.steps=6", *thoughts])
+    assert trained.code == 0, trained.stderr
+    found = verify(trained.run.folder, "--most-steps", "2")
+    assert (found["code"], found["verdict"]) == (0, "verified"), found
+    assert all(its["tolerance"] == 1e-3 for its in found["windows"])
+
+
 def test_on_another_number_of_ranks_samples_are_exact_and_numbers_near(
     alone: Run, verify: Verify, tmp_path: Path
 ) -> None:

@@ -44,25 +44,25 @@ def verify_lines(found: Verification, wanted: int) -> Iterator[str]:
     first = found.first
     if first is not None:
         yield f"DIFFERS  from step {first.step} on, in {first.quantity}"
-    elif _verdict(found, wanted) == "verified":
+    elif _verdict(found) == "verified":
         yield "verified"
     else:
         yield "the records agree with each other, but no step was computed again"
 
 
-def _verdict(found: Verification, wanted: int) -> str:
-    """Return differs, verified, or consistent where steps were wanted and none could be computed again."""
+def _verdict(found: Verification) -> str:
+    """Return differs, verified, or consistent if no step was computed again."""
     if found.first is not None:
         return "differs"
-    return "verified" if found.verdicts or not wanted else "consistent"
+    return "verified" if found.verdicts else "consistent"
 
 
-def verify_facts(found: Verification, wanted: int) -> dict[str, Any]:
+def verify_facts(found: Verification) -> dict[str, Any]:
     """Return the same facts for programs."""
     first, chain = found.first, found.record.chain
     return {
         "run": str(found.record.folder),
-        "verdict": _verdict(found, wanted),
+        "verdict": _verdict(found),
         "first": None if first is None else asdict(first),
         "head": chain.head,
         "steps": len(chain.steps),

@@ -168,11 +168,11 @@ def _check_draws(record: RunRecord, window: Window, config: Config, world: World
     Raises:
         ValueError: the window has to be recomputed on as many ranks as made it.
     """
-    if config.model.dropout or not config.objective.is_plain:
+    if config.model.dropout:
         raise ValueError(
-            f"{world.size} rank(s): {record.folder} draws random numbers on each rank (model.dropout, objective), so "
-            f"{window} can be computed again on {record.ranks_at(window.first + 1)} alone, or with "
-            "run.reproducible = any_ranks on any: start as many, or ask for --windows 0"
+            f"{world.size} rank(s): {record.folder} draws its dropout on each rank (model.dropout), so {window} can be "
+            f"computed again on {record.ranks_at(window.first + 1)} alone, or with run.reproducible = any_ranks on "
+            "any: start as many, or ask for --windows 0"
         )
 
 
