@@ -44,7 +44,7 @@ SYNC_BYTES = 2**30
 """Bytes of a file between two syncs to disk, so that progress on a slow disk is noticed."""
 
 DAMAGED: dict[tuple[Path, int], bool] = {}
-"""(folder, modification time of its manifest) -> whether that checkpoint of a later step is damaged: a cache."""
+"""(folder, modification time of its manifest) -> whether that checkpoint is damaged, of those that were looked at."""
 
 
 def staging_folder(root: Path, step: int) -> Path:
@@ -68,13 +68,16 @@ def make_room(staging: Path) -> None:
 
 
 def tidy(root: Path, newest: Path) -> None:
-    """Clean up after a save that was killed: remove staging folders, and correct an outdated `latest` pointer.
+    """Clean up before training resumes: remove staging folders, and correct an outdated `latest` pointer.
+
+    What the resume passed over is damaged, and is not kept in the place of a whole one (`prune`).
 
     Args:
         root: the folder of the checkpoints; no other process may be writing to it.
         newest: the checkpoint from which training resumes, which may be in another folder.
     """
     remove_staging_folders(root)
+    DAMAGED.update((_key(folder), True) for folder in checkpoints(root) if _is_passed_over(folder, newest))
     pointer = root / POINTER
     if newest.parent != root:
         return
@@ -163,9 +166,9 @@ def _point_to(newest: Path) -> None:
 def prune(root: Path, step: int, keep: CheckpointConfig, heartbeat: Heartbeat) -> None:
     """Delete checkpoints that need not be kept, now that the one of `step` has been published.
 
-    Of the checkpoints up to `step`, the newest keep_last and the multiples of keep_every are kept. Damaged checkpoints
-    of later steps are deleted: training skipped them, and they must not be mistaken for its newest state. An undamaged
-    one of a later step was written by another process, and is kept.
+    Of the checkpoints up to `step`, the newest keep_last and the multiples of keep_every are kept. Damaged ones that
+    training passed over are deleted: they must neither be mistaken for its newest state nor be kept in the place of a
+    whole one. An undamaged one of a later step was written by another process, and is kept.
 
     Failing to delete a checkpoint (on NFS, while one of its files is open) is not an error, because the new checkpoint
     is complete anyway; the next save tries again.
@@ -182,8 +185,11 @@ def prune(root: Path, step: int, keep: CheckpointConfig, heartbeat: Heartbeat) -
         LOG.warning(f"{root} cannot be listed ({error}); the next save deletes what need not be kept")
         return
     later = [folder for folder in there if step_of(folder) > step]
-    older = [folder for folder in there if step_of(folder) <= step][keep.keep_last :]
+    ours = [folder for folder in there if step_of(folder) <= step]
+    passed_over = [folder for folder in ours if DAMAGED.get(_key(folder))]
+    older = [folder for folder in ours if folder not in passed_over][keep.keep_last :]
     unwanted = [folder for folder in older if keep.keep_every is None or step_of(folder) % keep.keep_every]
+    unwanted += passed_over
     for folder in [*later, *unwanted]:
         try:
             if folder in unwanted or _is_damaged(folder, heartbeat):
@@ -207,12 +213,25 @@ def remove_after(root: Path, step: int) -> None:
         (root / POINTER).unlink(missing_ok=True)
 
 
+def _is_passed_over(folder: Path, newest: Path) -> bool:
+    """Return whether a resume from `newest`, perhaps in another folder, has passed over a checkpoint as damaged."""
+    return folder != newest and step_of(folder) >= step_of(newest)
+
+
+def _key(folder: Path) -> tuple[Path, int]:
+    """Return the key of a checkpoint in DAMAGED; its time is 0 without a manifest."""
+    try:
+        return folder, (folder / MANIFEST).stat().st_mtime_ns
+    except OSError:
+        return folder, 0
+
+
 def _is_damaged(folder: Path, heartbeat: Heartbeat) -> bool:
     """Return whether a checkpoint is damaged. Sizes are compared first; its contents are read at most once."""
     try:
         if problems(folder, first_alone=True):
             return True
-        key = folder, (folder / MANIFEST).stat().st_mtime_ns
+        key = _key(folder)
         if key not in DAMAGED:
             DAMAGED[key] = bool(problems(folder, contents=True, heartbeat=heartbeat, first_alone=True))
         return DAMAGED[key]

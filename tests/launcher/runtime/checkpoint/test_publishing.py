@@ -194,6 +194,20 @@ def test_a_later_checkpoint_that_is_whole_is_read_once(tmp_path: Path, read: lis
     assert [folder.name for folder in store.checkpoints(tmp_path)] == ["step_00000003", "step_00000002"]
 
 
+@pytest.mark.parametrize("file", ["state/x", store.MANIFEST])
+def test_what_a_resume_passed_over_is_not_kept_in_the_place_of_a_whole_one(tmp_path: Path, file: str) -> None:
+    for step in (2, 3):
+        publish(tmp_path, step)
+    (tmp_path / "step_00000003" / file).unlink()
+    publishing.tidy(tmp_path, tmp_path / "step_00000002")
+    publish(tmp_path, 4)
+    publishing.prune(tmp_path, 4, KEEP, store.silent)
+    assert [folder.name for folder in store.checkpoints(tmp_path)] == ["step_00000004", "step_00000002"]
+    publish(tmp_path, 3)  # made again after the run went back
+    publishing.prune(tmp_path, 4, KEEP, store.silent)
+    assert [folder.name for folder in store.checkpoints(tmp_path)] == ["step_00000004", "step_00000003"]
+
+
 @pytest.mark.parametrize(
     ("damaged", "files"), [({"b": "stat"}, []), ({"a": "stole", "b": "stole"}, ["a"])], ids=["size", "content"]
 )
