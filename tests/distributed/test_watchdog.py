@@ -243,6 +243,7 @@ def test_it_ends_the_process_when_nothing_moves_and_not_before(
     assert ended.wait(60)
     assert codes == [HUNG]
     assert [file.name for file in (tmp_path / "stacks").iterdir()] == ["rank_00000.txt"]
+    assert [file.name for file in (tmp_path / "stacks.before").iterdir()] == ["rank_00007.txt"]
     assert "nothing moved for 0.0333333 minutes while making step 9" in capsys.readouterr().err
 
     ended.clear()

@@ -1,8 +1,10 @@
 """How entry points start: what they import before they have read the command line, and what some never import."""
 
 import json
+import re
 import subprocess
 import sys
+from importlib.metadata import packages_distributions, requires
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +70,42 @@ def test_command_lines_are_read_before_anything_slow_is_imported() -> None:
             assert outcome["errors"].startswith("usage: ")
             missing = "no such file or folder" in outcome["errors"]
             assert missing == (arguments != ["--no-such-option"]), outcome["errors"]
+
+
+def test_requeue_needs_no_other_packages_than_its_page_says(tiny_config: Path, tmp_path: Path) -> None:
+    """A site with containers installs these few beside its nodes' own Python."""
+    page = " ".join((REPOSITORY / "slurm" / "README.md").read_text(encoding="utf-8").split())
+    named = re.search(r"It needs ([\w, ]+) and (\w+), but not torch", page)
+    assert named is not None
+    allowed, wanted = set[str](), [*named[1].split(", "), named[2]]
+    while wanted:  # with what they need themselves
+        if (name := _package(wanted.pop())) not in allowed:
+            allowed.add(name)
+            wanted += [each for each in requires(name) or () if "extra ==" not in each]
+    lacking = [
+        module
+        for module, names in packages_distributions().items()
+        if not allowed & {_package(name) for name in names} and module not in ("plumbline", "_distutils_hack")
+    ]
+    script = f"""
+import runpy, sys
+class Lacking:
+    def find_spec(self, name, *_):
+        if name.partition(".")[0] in {lacking}:
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, Lacking())
+sys.argv = ["launcher/requeue.py", "--config", {str(tiny_config)!r}, {f"run.root={tmp_path}"!r}]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+    words = [sys.executable, "-c", script]
+    done = subprocess.run(words, cwd=REPOSITORY, env=environment(), capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "0\n"), done.stderr
+    assert {"torch", "numpy"} <= {*lacking}
+
+
+def _package(requirement: str) -> str:
+    """Return the normalized name of a package that a requirement begins with."""
+    return re.split(r"[^\w.-]", requirement)[0].lower().replace("_", "-")
 
 
 def test_verbs_that_run_no_model_import_neither_deepspeed_nor_transformers(

@@ -3,10 +3,11 @@
 docs/run-folder.md lists its files.
 """
 
+from pathlib import Path
 from typing import Any
 
 from plumbline.data.damage import read_object
-from plumbline.data.disk import is_file
+from plumbline.data.disk import is_file, move
 from plumbline.data.tokenizers import copy_tokenizer
 from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.identity import TRAINED, differences
@@ -23,9 +24,14 @@ from plumbline.launcher.runtime.system.files import read_key, remove_leftovers, 
 
 
 def prepare_run_folder(config: Config, inputs: Inputs, world: World, step: int = 0) -> None:
-    """Create the folder and write what is known before training starts from `step`; existing contents are kept."""
+    """Create the folder and write what is known before training starts from `step`; existing contents are kept.
+
+    The result of a run that was made longer gets another name, because a run with a result is complete.
+    """
     folder = config.run.folder
     folder.mkdir(parents=True, exist_ok=True)
+    if (shorter := _step_of_result(folder)) not in (None, last_step(config)):
+        move(folder / RESULT, folder / f"result-{shorter}.json")
     for name in (CONFIG, "environment.json", RESULT):
         remove_leftovers(folder / name)
     tokenizers = [corpus.tokenizer_path for corpus in inputs.train.corpora.values() if corpus.tokenizer_path]
@@ -43,11 +49,13 @@ def read_result(config: Config) -> dict[str, Any] | None:
     Raises:
         DamagedFileError: the file does not hold scores.
     """
-    path = config.run.folder / RESULT
-    if not is_file(path):
-        return None
-    result = read_object(path)
-    return result if read_key(result, "step", int, path) == last_step(config) else None
+    folder = config.run.folder
+    return read_object(folder / RESULT) if _step_of_result(folder) == last_step(config) else None
+
+
+def _step_of_result(folder: Path) -> int | None:
+    path = folder / RESULT
+    return read_key(read_object(path), "step", int, path) if is_file(path) else None
 
 
 def finished_step(config: Config) -> int | None:

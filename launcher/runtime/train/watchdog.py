@@ -15,6 +15,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from torch._C import _distributed_c10d
@@ -80,11 +81,14 @@ class Watchdog:
         self.stop()
 
     def ranks_have_met(self) -> None:
-        """Gather the nodes of all ranks, and delete files of an earlier attempt. Collective, under the run's lock."""
+        """Gather the nodes of all ranks, and put earlier files aside. Collective, under the run's lock."""
         if self._minutes is None:
             return
-        if self._world.is_main:
-            shutil.rmtree(self._folder, ignore_errors=True)
+        if self._world.is_main and self._folder.exists():
+            before = self._folder.with_name(f"{self._folder.name}.before")
+            shutil.rmtree(before, ignore_errors=True)
+            with suppress(OSError):  # what cannot be renamed is overwritten
+                self._folder.rename(before)
         self._nodes = gather_objects(node_name(), self._world)  # after which the folder is empty
         self.beat("starting")
 

@@ -1,7 +1,8 @@
-"""What a run folder gets from a corpus that nobody may write to is written anew by every start."""
+"""What a start writes into a run folder, and what it puts aside there."""
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from plumbline.launcher.runtime.ranks.world import World
 from plumbline.launcher.runtime.run.folder import prepare_run_folder
 from plumbline.launcher.runtime.run.inputs import open_inputs
 from plumbline.launcher.runtime.run.starts import STARTS
+from plumbline.launcher.runtime.run.status_file import RESULT
 
 ALONE = World(rank=0, local_rank=0, size=1, device=torch.device("cpu"))
 
@@ -41,3 +43,16 @@ def test_a_start_that_cannot_copy_the_tokenizer_is_not_noted(tiny_config: Path, 
     with pytest.raises(FileExistsError):
         prepare_run_folder(config, open_inputs(config, ALONE), ALONE)
     assert not (config.run.folder / STARTS).exists()
+
+
+def test_a_result_is_there_only_while_the_run_is_complete(tiny_config: Path, tmp_path: Path) -> None:
+    """Made longer, a run has the scores of its earlier end under another name."""
+    config, longer = (load_config(tiny_config, [f"run.root={tmp_path}", f"train.steps={n}"]) for n in (20, 40))
+    inputs, folder = open_inputs(config, ALONE), config.run.folder
+    prepare_run_folder(config, inputs, ALONE)
+    (folder / RESULT).write_text(json.dumps({"step": 20}))
+    prepare_run_folder(config, inputs, ALONE, step=20)
+    assert (folder / RESULT).exists(), "it is this run's, whose record of the end is written once more"
+    prepare_run_folder(longer, inputs, ALONE, step=20)
+    assert not (folder / RESULT).exists()
+    assert json.loads((folder / "result-20.json").read_text()) == {"step": 20}
