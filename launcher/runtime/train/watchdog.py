@@ -87,8 +87,9 @@ class Watchdog:
         if self._world.is_main and self._folder.exists():
             before = self._folder.with_name(f"{self._folder.name}.before")
             shutil.rmtree(before, ignore_errors=True)
-            with suppress(OSError):  # what cannot be renamed is overwritten
+            with suppress(OSError):
                 self._folder.rename(before)
+            shutil.rmtree(self._folder, ignore_errors=True)  # if not renamed: nobody may take it for this attempt's
         self._nodes = gather_objects(node_name(), self._world)  # after which the folder is empty
         self.beat("starting")
 
