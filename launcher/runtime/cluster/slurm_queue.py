@@ -39,9 +39,10 @@ def queued_jobs() -> list[QueuedJob]:
 
 
 def why_never(job_id: str) -> str | None:
-    """Return why a job that Slurm has taken will never start, or None if it may: which limit of one job it is above.
+    """Return why a job that Slurm has taken will never start, or None if it may.
 
-    Unless a site sets EnforcePartLimits, Slurm takes such a job and lets it wait.
+    Unless a site sets EnforcePartLimits, Slurm takes a job that is above what its partition, account or QOS allows one
+    job, and lets it wait.
     """
     try:
         job = fields_of("job", job_id, ASK_SECONDS)

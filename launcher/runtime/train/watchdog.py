@@ -84,11 +84,12 @@ class Watchdog:
         """Gather the nodes of all ranks, and put earlier files aside. Collective, under the run's lock."""
         if self._minutes is None:
             return
-        if self._world.is_main and self._folder.exists():
-            before = self._folder.with_name(f"{self._folder.name}.before")
-            shutil.rmtree(before, ignore_errors=True)
+        if self._world.is_main:
             with suppress(OSError):
-                self._folder.rename(before)
+                if self._folder.exists():
+                    before = self._folder.with_name(f"{self._folder.name}.before")
+                    shutil.rmtree(before, ignore_errors=True)
+                    self._folder.rename(before)
             shutil.rmtree(self._folder, ignore_errors=True)  # if not renamed: nobody may take it for this attempt's
         self._nodes = gather_objects(node_name(), self._world)  # after which the folder is empty
         self.beat("starting")
