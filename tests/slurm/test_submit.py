@@ -234,10 +234,8 @@ def test_a_job_above_the_limits_of_its_partition_is_a_warning(
             (job,) = re.findall(r"scancel (\d+)$", printed, re.MULTILINE)
             on_cluster.run("scancel", job)
             on_cluster.wait_end(job)  # else the next job waits for this one
-            told = (
-                rf"job {job} will not start, Partition\w+: it asks for {asked} node\(s\); partition short has MaxTime "
-            )
-            told += f"01:00:00, MaxNodes 1, TotalNodes 2; scancel {job}, then submit with another --time,"
+            told = rf"job {job} will not start, Partition\w+: it asks for {asked} node\(s\); partition short has "
+            told += f"MaxTime 01:00:00, MaxNodes 1, TotalNodes 2; scancel {job}, then submit with another --time,"
             assert ("will not start" in printed) == (asked is not None), printed
             assert asked is None or re.search(told, printed), printed
     finally:
